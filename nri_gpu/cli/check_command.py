@@ -28,6 +28,7 @@ from nri_gpu.host.modules import module_version
 from nri_gpu.inventory.topology_source import ask_once, source_of
 from nri_gpu.kubelet.kubelet_findings import kubelet_advice
 from nri_gpu.plugin.guard_status import in_pod
+from nri_gpu.policy.document import options_in
 from nri_gpu.policy.model import Policy
 from nri_gpu.policy.rule_findings import advise_for
 from nri_gpu.records.policy_file import (
@@ -54,7 +55,10 @@ class FaultLine(Struct, frozen=True):
 
 
 class CheckDocument(Struct, frozen=True, tag_field="schema", tag="nri-gpu/check/v1"):
-    """The faults of a policy file; and advice, where there are none. options: of the running daemon's command line."""
+    """The faults of a policy file; and advice, where there are none.
+
+    options: over the file, of the command line and of the running daemon's.
+    """
 
     faults: tuple[FaultLine, ...]
     advice: tuple[str, ...]
@@ -65,7 +69,8 @@ def run(args: argparse.Namespace) -> int:
     """Print faults and advice. Return 78 for faults, or 1 if tables without a key are all that is wrong."""
     state_dir = Path(args.state_dir or DEFAULT_STATE)
     status = daemon_status(state_dir)
-    options = overrides_of(status)
+    given = options_in(vars(args))
+    options = overrides_of(status) | given
     memory = PolicyMemory(unit_folder() or UNIT_FOLDER)
     if args.forget:
         _forget(memory.file, state_dir / LAST_GOOD)
@@ -92,9 +97,9 @@ def run(args: argparse.Namespace) -> int:
     )
     advice = tuple(each.meaning for each in found if each.level in (Level.WARNING, Level.ERROR))
     page = [Line(f"{policy.source}: ok")]
-    if options:
-        shown = ", ".join(f"{key} = {json.dumps(value)}" for key, value in sorted(options.items()))
-        page.append(Line(f"with the running daemon's options: {shown}"))
+    for whose, those in (("these", given), ("the running daemon's", options.keys() - given.keys())):
+        if shown := ", ".join(f"{key} = {json.dumps(options[key])}" for key in sorted(those)):
+            page.append(Line(f"with {whose} options: {shown}"))
     if status and status.kubelet.enabled:
         page.append(Line(f"kubelet: {fail_closed(status)}"))
     page += lines((f"advice: {sentence}" for sentence in advice), Tone.WARN)

@@ -69,6 +69,34 @@ OUTPUT: Final = _option(
     "-o", "--output", help="json: for programs; fields are added, never changed", choices=("text", "json")
 )
 
+OVERRIDES: Final = (  # as `policy` declares them, each by the `flag` of its setting
+    SOCKET,
+    _value("--index", "NN", "two digits: index among NRI plugins (default 10)"),
+    DRIVER_ROOT,
+    _value("--driver-host-root", "DIR", "the host's path of --driver-root, if that is a mount in a pod"),
+    _value("--stage-dir", "DIR", "folder for staged driver files"),
+    _option(
+        "--kubelet",
+        help="be the kubelet's device plugin; off with --no-kubelet (docs/kubernetes.md)",
+        action=argparse.BooleanOptionalAction,
+    ),
+    _value(
+        "--kubelet-registration",
+        "WORD",
+        "register: call the kubelet (default); watcher: wait in plugins_registry to be found",
+    ),
+    _option(
+        "--dra",
+        help="serve the DRA driver, `nri-gpu dra`; off with --no-dra (docs/dra.md)",
+        action=argparse.BooleanOptionalAction,
+    ),
+    _value("--dra-driver", "NAME", "name of that driver in DeviceClasses and ResourceSlices"),
+    _value("--dra-dir", "DIR", "the kubelet's folder for plugins, where it finds that driver"),
+    _value("--labels", "FILE", "write the node's labels to this file for Node Feature Discovery"),
+    _value("--metrics", "ADDRESS", "serve metrics for Prometheus at this address or socket"),
+    _option("--metrics-public", help="allow an address that other machines reach", action="store_true", default=None),
+)
+
 LOG_LEVEL: Final = _option(
     "--log-level",
     help="lowest level to log (default INFO)",
@@ -86,41 +114,12 @@ VERBS: Final = (
         "SIGHUP reloads the policy (a broken one is reported, and the old one stays) and asks NVML again.\n"
         "SIGTERM answers the requests in flight and stops.",
         (
-            SOCKET,
-            _value("--index", "NN", "two digits: index among NRI plugins (default 10)"),
             POLICY,
             GPUS,
-            DRIVER_ROOT,
-            _option(
-                "--kubelet",
-                help="be the kubelet's device plugin; off with --no-kubelet (docs/kubernetes.md)",
-                action=argparse.BooleanOptionalAction,
-            ),
-            _value(
-                "--kubelet-registration",
-                "WORD",
-                "register: call the kubelet (default); watcher: wait in plugins_registry to be found",
-            ),
-            _option(
-                "--dra",
-                help="serve the DRA driver, `nri-gpu dra`; off with --no-dra (docs/dra.md)",
-                action=argparse.BooleanOptionalAction,
-            ),
-            _value("--dra-driver", "NAME", "name of that driver in DeviceClasses and ResourceSlices"),
-            _value("--dra-dir", "DIR", "the kubelet's folder for plugins, where it finds that driver"),
-            _value("--driver-host-root", "DIR", "the host's path of --driver-root, if that is a mount in a pod"),
+            *OVERRIDES,
             _value("--state-dir", "DIR", "folder for key and ledger (default /run/nri-gpu)"),
-            _value("--stage-dir", "DIR", "folder for staged driver files"),
             RUN_DIR,
             _switch("--stand-by", "wait for the daemon that runs with this state folder, and take over when it stops"),
-            _value("--labels", "FILE", "write the node's labels to this file for Node Feature Discovery"),
-            _value("--metrics", "ADDRESS", "serve metrics for Prometheus at this address or socket"),
-            _option(
-                "--metrics-public",
-                help="allow an address that other machines reach",
-                action="store_true",
-                default=None,
-            ),
             _switch("--watch-policy", "reload the policy whenever its file changes, such as a ConfigMap's"),
             LOG_LEVEL,
         ),
@@ -229,12 +228,13 @@ VERBS: Final = (
         "nri_gpu.cli.check_command",
         "check a policy file, and report all faults at once with their lines",
         "Exits 78 when the file has faults, and 1 where all that is wrong is a table without a key. Advice on a valid\n"
-        "file does not change the exit code. If a daemon runs, the options that it was started with override the file\n"
-        "here, too.",
+        "file does not change the exit code. The options of `run` that override the file do so here, and so do those\n"
+        "that a running daemon was started with, unless they are given here: faults are those of all together.",
         (
             _option("file", help="policy file (default /etc/nri-gpu/policy.toml)", nargs="?", metavar="FILE"),
             _switch("--forget", "first forget that a policy was in force, so that without a file the defaults apply"),
             _value("--gpus", "FILE", "compare pools and limits with the GPUs of this topology file"),
+            *OVERRIDES,
             STATE_DIR,
             OUTPUT,
         ),

@@ -10,7 +10,6 @@ import signal
 import socket
 import sys
 import time
-from collections.abc import Mapping
 from contextlib import suppress
 from itertools import count
 from pathlib import Path
@@ -23,6 +22,7 @@ from nri_gpu.daemon.app import Daemon
 from nri_gpu.domain.errors import CommandError, Exit, PolicyError
 from nri_gpu.domain.names import DEFAULT_STATE
 from nri_gpu.kubelet.kubelet_controller import set_up_grpc
+from nri_gpu.policy.document import options_in
 from nri_gpu.records.policy_file import DEFAULT_PATH, PolicyFile, PolicyMemory, unit_folder
 from nri_gpu.records.state_folder import StateError, StateFolder
 from nri_gpu.system.liveness import LivenessFile
@@ -45,7 +45,7 @@ def run(args: argparse.Namespace) -> int:
         sentence = f"NRI_PLUGIN_SOCKET={launched} names no connected socket: {error}"
         raise CommandError(Exit.USAGE, sentence) from None
     try:
-        policy_file = PolicyFile(args.policy, _overrides(args), state.path, PolicyMemory(unit_folder()))
+        policy_file = PolicyFile(args.policy, options_in(vars(args)), state.path, PolicyMemory(unit_folder()))
         logs.set_up(args.log_level, journal=bool(launched))
         liveness = LivenessFile(Path(args.run_dir) if args.run_dir else None)
         _open(state, succession if args.stand_by else None, liveness, kubelet=args.kubelet is not False)
@@ -109,22 +109,3 @@ def _inherited(number: str) -> int:
     connection = socket.socket(fileno=int(number))  # fails if it is no socket
     connection.set_inheritable(False)
     return connection.detach()
-
-
-def _overrides(args: argparse.Namespace) -> Mapping[str, str | bool]:
-    wanted = {
-        "plugin.socket": args.socket,
-        "plugin.index": args.index,
-        "driver.root": args.driver_root,
-        "driver.host_root": args.driver_host_root,
-        "driver.stage_dir": args.stage_dir,
-        "kubelet.enabled": args.kubelet,
-        "kubelet.registration": args.kubelet_registration,
-        "dra.enabled": args.dra,
-        "dra.driver": args.dra_driver,
-        "dra.dir": args.dra_dir,
-        "labels.file": args.labels,
-        "metrics.listen": args.metrics,
-        "metrics.public": args.metrics_public,
-    }
-    return {key: value for key, value in wanted.items() if value is not None}

@@ -33,6 +33,17 @@ def setting(path: str) -> Setting:
     return settings_of(SECTIONS[section])[key]
 
 
+def options_in(arguments: Mapping[str, object]) -> dict[str, str | bool]:
+    """Return the settings that a command line gives: key path -> raw value. arguments: by their names in argparse."""
+    found = {
+        f"{section}.{each.key}": arguments.get(each.flag.removeprefix("--").replace("-", "_"))
+        for section, cls in SECTIONS.items()
+        for each in settings_of(cls).values()
+        if each.flag
+    }
+    return {path: value for path, value in found.items() if isinstance(value, str | bool)}
+
+
 @cache
 def file_type() -> type[Struct]:
     """Return the whole file as one type. It is made when a file is read: a daemon without one starts sooner."""

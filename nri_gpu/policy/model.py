@@ -108,7 +108,10 @@ class DriverSettings(Struct, frozen=True, kw_only=True):
     stage_dir: Annotated[
         str,
         FOLDER,
-        about("Folder for one staged copy per driver generation; on the driver's filesystem it is free."),
+        about(
+            "Folder for one staged copy per driver generation; on the driver's filesystem it is free.",
+            flag="--stage-dir",
+        ),
     ] = "/var/lib/nri-gpu/drivers"
     loader: Annotated[
         Loader,

@@ -1,7 +1,7 @@
 """The reading of a policy file: every fault of every key, then the faults between keys, rules and pools.
 
-The second are checked only if each key is valid, and by what holds: the file with the command line's options over it. A key without effect where it stands is a fault and not advice, since
-its author expects an effect.
+The second are checked only if each key is valid, on what holds: the file with the command line's options over it. A key
+without effect where it stands is a fault and not advice, since its author expects an effect.
 """
 
 from __future__ import annotations
@@ -55,7 +55,8 @@ def parse_policy(
     dropped: dict[str, str] = {}
     known = without_dropped(raw, dropped)
     # A daemon without a file starts sooner if it need not know how a file looks.
-    found = [Fault(file, path, message, line_of(where, path)) for path, message in _key_faults(known)]
+    of_keys = faults(_file_info(), known) if known else ()
+    found = [Fault(file, path, message, line_of(where, path)) for path, message in of_keys]
     wrong = tuple(option_faults(options or {}))
     if not (found or wrong):
         written = _read(convert(known, file_type()), file) if known else replace(Policy.default(), source=file)
@@ -69,10 +70,6 @@ def parse_policy(
     if found or wrong:
         raise PolicyError((*sorted(found, key=lambda fault: fault.line or 0), *wrong))
     return replace(policy, ignored=tuple(_ignored(dropped, where)), empty_tables=_empty_tables(raw, file, where))
-
-
-def _key_faults(raw: Mapping[str, object]) -> Iterator[tuple[str, str]]:
-    return faults(_file_info(), raw) if raw else iter(())
 
 
 def option_faults(options: Mapping[str, object]) -> Iterator[Fault]:
@@ -149,7 +146,7 @@ def override(policy: Policy, options: Mapping[str, object]) -> Policy:
 
 
 def _cross_faults(policy: Policy) -> Iterator[tuple[str, str, tuple[str, ...]]]:
-    """Yield the faults between keys, rules and pools: key path, sentence, and the keys with an option that decide it."""
+    """Yield the faults between keys, rules and pools: key path, sentence, and keys by which an option can make it."""
     names = [pool.name for pool in policy.pool.pools]
     of_file = (
         _same_names("pool", names),
@@ -184,8 +181,9 @@ def _external_faults(settings: KubeletSettings) -> Iterator[tuple[str, str]]:
             pattern = quoted(settings.inject_for.patterns[index])
             yield (
                 f"kubelet.inject_for[{index}]",
-                f"{pattern} in kubelet.inject_for takes {name}, which nri-gpu offers to the kubelet itself: another device plugin's resource "
-                "needs another name, so set kubelet.resource, or leave nri-gpu's device plugin off",
+                f"{pattern} in kubelet.inject_for takes {name}, which nri-gpu offers to the kubelet itself: another "
+                "device plugin's resource needs another name, so set kubelet.resource, or leave nri-gpu's device "
+                "plugin off",
             )
 
 

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Final
 
 import pytest
+from msgspec.structs import replace
 
 from nri_gpu.domain.errors import Exit
 from nri_gpu.nri.subscription import Event
@@ -87,6 +88,24 @@ async def told(runtime: ScriptedRuntime, name: str = "train") -> str:
         return reply.message
     await runtime.event(Event.REMOVE_CONTAINER, of, made)
     return "" if reply.adjust.linux.devices else "ignored"
+
+
+async def test_an_option_that_the_file_contradicts_is_a_bad_policy_and_no_wrong_option(node: Node) -> None:
+    """A wrong option ends the daemon, and its unit does not start it again."""
+    node.daemon = NriGpu(replace(node.launch, metrics="0.0.0.0:9464"))
+    fault = "command line: --metrics: 0.0.0.0 is not this machine's loopback"
+    async with node.serving() as runtime:
+        refusal = await told(runtime)
+        assert ("[bad-policy]" in refusal, fault in refusal) == (True, True), refusal
+        status, check = await aside(node.verb, "status"), await aside(node.verb, "check")
+        assert (status.returncode, fault in status.stdout) == (Exit.FINDING, True)
+        assert (check.returncode, fault in check.stdout) == (Exit.CONFIGURATION, True)
+        node.policy.write_text("[metrics]\npublic = true\n")
+        await node.reload(RELOADED)
+        assert await told(runtime) == ""
+        node.policy.write_text(f"{PROD}[metrics]\npublic = false\n")
+        await node.reload(KEPT)
+        assert await told(runtime) == ""
 
 
 async def test_a_file_that_vanishes_lets_nobody_ask(node: Node) -> None:

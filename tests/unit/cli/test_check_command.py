@@ -189,6 +189,39 @@ def test_the_running_daemons_options_override_the_file(checked: Checked, folder:
     assert lines[1].startswith('with the running daemon\'s options: driver.root = "/driver-root", kubelet')
     assert "kubelet: only the guard stops containers that start without their GPUs: NRI 0.6" in lines
     assert "pool[0]" not in done.out
+    (folder / "twice").mkdir()
+    with daemon(folder / "twice", json.dumps(status_json(status)).encode()):
+        done = checked("[dra]\nenabled = true\n", "--state-dir", folder / "twice")
+    assert (done.code, "command line: --kubelet: " in done.out) == (Exit.CONFIGURATION, True)
+
+
+def test_options_of_run_are_checked_with_the_file(checked: Checked, folder: Path) -> None:
+    text = "[dra]\nenabled = true\n"
+    twice = "command line: --kubelet: dra.enabled and kubelet.enabled would both offer the same GPUs"
+    done = checked(text, "--kubelet", "--state-dir", folder)
+    assert (done.code, done.out.splitlines()[0]) == (Exit.CONFIGURATION, "command line: 1 fault")
+    assert twice in done.out
+    document = checked(text, "--kubelet", "--state-dir", folder, "-o", "json").document
+    assert [(each["file"], each["key"], each["line"]) for each in document["faults"]] == [
+        ("command line", "--kubelet", None)
+    ]
+    assert document["options"] == {"kubelet.enabled": True}
+    done = checked(f"{text}[kubelet]\nenabled = true\n", "--no-kubelet", "--state-dir", folder)
+    assert done.code == Exit.OK
+    assert done.out.splitlines()[1] == "with these options: kubelet.enabled = false"
+    wrong = checked("", "--socket", "a", "--metrics", "0.0.0.0:1", "--state-dir", folder)
+    assert (wrong.code, "command line: --socket: must be" in wrong.out) == (Exit.CONFIGURATION, True)
+
+
+def test_options_given_go_over_those_of_the_running_daemon(checked: Checked, folder: Path) -> None:
+    status = view(options={"kubelet.enabled": True, "driver.root": "/driver-root"})
+    with daemon(folder, json.dumps(status_json(status)).encode()):
+        done = checked("[dra]\nenabled = true\n", "--no-kubelet", "--state-dir", folder)
+    assert done.code == Exit.OK
+    assert done.out.splitlines()[1:3] == [
+        "with these options: kubelet.enabled = false",
+        'with the running daemon\'s options: driver.root = "/driver-root"',
+    ]
 
 
 @pytest.mark.parametrize(

@@ -14,9 +14,12 @@ from nri_gpu import __version__
 from nri_gpu.cli import check_command, gpus_command
 from nri_gpu.cli import main as cli
 from nri_gpu.domain.errors import Exit
+from nri_gpu.policy.document import SECTIONS, options_in, setting
+from nri_gpu.policy.forms import settings_of
 from tests.support.daemon import FOUR_GPUS
 from tests.support.nvml import FakeGpu, build_fake_nvml
 
+SWITCHES = {"--kubelet", "--dra", "--metrics-public"}
 VERBS = [verb.name for verb in cli.VERBS]
 
 
@@ -49,6 +52,18 @@ def test_help_of_each_verb(capsys: pytest.CaptureFixture[str], verb: str) -> Non
     assert all(line in text for line in declared.teach.splitlines())
     assert "exit codes" in text
     assert all(len(line) <= 160 for line in text.splitlines())
+
+
+@pytest.mark.parametrize("verb", ["run", "check"])
+def test_every_option_over_the_policy_is_one_of_run_and_of_check(verb: str) -> None:
+    settings = [setting(f"{section}.{key}") for section, cls in SECTIONS.items() for key in settings_of(cls)]
+    flags = {each.flag for each in settings if each.flag}
+    declared = {name for each in cli.VERBS if each.name == verb for names, _ in each.options for name in names}
+    assert {names[0] for names, _ in cli.OVERRIDES} == flags <= declared
+    words = [f"{flag}=a" if flag not in SWITCHES else flag for flag in flags]
+    args = vars(cli._parser().parse_args([verb, *words]))
+    assert {setting(path).flag for path in options_in(args)} == flags
+    assert options_in(vars(cli._parser().parse_args([verb]))) == {}
 
 
 @pytest.mark.parametrize(

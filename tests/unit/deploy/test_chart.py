@@ -19,12 +19,12 @@ import pytest
 import yaml
 
 from nri_gpu.cli.main import _parser, main
-from nri_gpu.cli.run_command import _overrides
 from nri_gpu.daemon.app import DRAIN_S
 from nri_gpu.domain.errors import Exit
 from nri_gpu.domain.mps import DEFAULT_MPS_DIR
 from nri_gpu.dra.api_access import SERVICE_ACCOUNT
 from nri_gpu.inventory.topology_file import load_topology
+from nri_gpu.policy.document import options_in
 from nri_gpu.policy.kubelet_settings import Registration
 from nri_gpu.policy.metrics_settings import metrics_faults
 from nri_gpu.policy.model import Policy
@@ -48,6 +48,18 @@ VERSIONS = ("1.25", kubernetes_validate.latest_version())
 ADMISSION = {"ValidatingAdmissionPolicy", "ValidatingAdmissionPolicyBinding"}
 NEWER = {*ADMISSION, "DeviceClass"}  # than the oldest
 RIGHTS = {"ClusterRole", "ClusterRoleBinding", "DeviceClass"}  # for the DRA driver
+TWO_POOLS = """
+[kubelet]
+pool = "a"
+[dra]
+pool = "b"
+[[pool]]
+name = "a"
+device = ["0"]
+[[pool]]
+name = "b"
+device = ["1"]
+"""
 OPERATORS = {"ServiceMonitor"}  # whose schemas are not Kubernetes' own
 
 
@@ -77,7 +89,7 @@ def policy_in(among: list[dict[str, Any]], release: str = "other") -> Policy:
     """As the daemon takes it up: the ConfigMap's, with what its arguments put over it."""
     (only,) = one(among, "DaemonSet", release)["spec"]["template"]["spec"]["containers"]
     text = one(among, "ConfigMap", f"{release}-policy")["data"]["policy.toml"]
-    return build_policy(PolicyText("values.yaml", text), _overrides(_parser().parse_args(only["args"])))
+    return build_policy(PolicyText("values.yaml", text), options_in(vars(_parser().parse_args(only["args"]))))
 
 
 # --- what Kubernetes and Helm take -----------------------------------------------------------------------------------
@@ -212,10 +224,27 @@ def test_a_job_without_rights_checks_a_policy_of_ones_own_first(tmp_path: Path) 
     assert job["spec"]["template"]["spec"]["automountServiceAccountToken"] is False
     assert {key for each in job["spec"]["template"]["spec"]["volumes"] for key in each} == {"name", "configMap"}
     (tmp_path / "policy.toml").write_text(config["data"]["policy.toml"])
-    verb, file = only["args"]
+    verb, file, *_ = only["args"]
     assert main([verb, str(tmp_path / Path(file).name)]) == Exit.CONFIGURATION
     without = documents(policy="a", checkPolicy=False), documents()
     assert "Job" not in {each["kind"] for made in without for each in made}
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_that_job_takes_the_options_of_the_release(variant: str) -> None:
+    made = documents(ELSEWHERE, **{**VARIANTS[variant], "policy": "[limits]\n"})
+    (only,) = one(made, "Job", "other-check-policy")["spec"]["template"]["spec"]["containers"]
+    assert options_in(vars(_parser().parse_args(only["args"]))) == options_in(vars(arguments("daemon", variant)))
+
+
+def test_that_job_refuses_what_every_node_would(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for text, code in (("[limits]\n[dra]\nenabled = true\n", Exit.CONFIGURATION), (TWO_POOLS, Exit.OK)):
+        made = documents(ELSEWHERE, policy=text, dra={"enabled": True})
+        (only,) = one(made, "Job", "other-check-policy")["spec"]["template"]["spec"]["containers"]
+        (tmp_path / "policy.toml").write_text(text)
+        verb, file, *options = only["args"]
+        assert main([verb, str(tmp_path / Path(file).name), *options]) == code
+        assert ("command line: --kubelet: dra.enabled" in capsys.readouterr().out) is bool(code)
 
 
 def test_two_doors_to_every_gpu_are_refused_with_a_sentence() -> None:
@@ -299,7 +328,7 @@ def test_metrics_are_served_and_found_as_the_values_say() -> None:
         settings = policy_in(found(variant)).metrics
         assert settings.listen == address
         assert not list(metrics_faults(settings))
-    assert "metrics.listen" not in _overrides(arguments("daemon"))
+    assert "metrics.listen" not in options_in(vars(arguments("daemon")))
     annotated = daemon_sets("metrics")["daemon"]["spec"]["template"]["metadata"]["annotations"]
     assert (annotated["prometheus.io/scrape"], annotated["prometheus.io/port"]) == ("true", "9464")
     kinds = {each["kind"]: each for each in found("scraped by the operator")}

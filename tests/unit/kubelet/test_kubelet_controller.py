@@ -147,7 +147,7 @@ async def test_a_start_without_a_policy_that_parts_the_doors_opens_neither(folde
     state, policy = StateFolder(folder / "state"), folder / "policy.toml"
     state.open()
     policy.write_text(text or "")
-    doors = {"kubelet.enabled": True, "dra.enabled": True, "kubelet.registration": "register"}
+    doors: dict[str, str | bool] = {"kubelet.enabled": True, "dra.enabled": True, "kubelet.registration": "register"}
     with contextlib.closing(state):
         daemon = Daemon(state, state.key(), PolicyFile(str(policy), doors, state.path), FOUR_GPUS)
         daemon._ready()

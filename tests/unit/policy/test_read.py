@@ -73,7 +73,7 @@ TWO_POOLS: Raw = {
     "kubelet": {"pool": "big"},
     "dra": {"pool": "small"},
 }
-DOORS = {"kubelet.enabled": True, "dra.enabled": True}
+DOORS: dict[str, object] = {"kubelet.enabled": True, "dra.enabled": True}
 TWICE = "would both offer the same GPUs to the scheduler"
 LINES = {"dra.pool": 4, "metrics.listen": 9, "kubelet.inject_for": 7, "pool": 5, "kubelet.pool": 3}
 Found = tuple[str, str, int | None, str]
@@ -117,7 +117,11 @@ OVER: dict[str, tuple[Raw, dict[str, object], tuple[Found, ...]]] = {
         {"metrics.listen": "[::]:9999"},
         (("command line", "--metrics", None, ":: is not this machine's loopback"),),
     ),
-    "no such port": ({}, {"metrics.listen": "127.0.0.1:99999"}, (("command line", "--metrics", None, "is over 65535"),)),
+    "no such port": (
+        {},
+        {"metrics.listen": "127.0.0.1:99999"},
+        (("command line", "--metrics", None, "is over 65535"),),
+    ),
     "metrics that an option makes public": ({"metrics": {"listen": "0.0.0.0:9464"}}, {"metrics.public": True}, ()),
     "metrics that an option moves": ({"metrics": {"listen": "0.0.0.0:9464"}}, {"metrics.listen": "/run/m.sock"}, ()),
     "all at once, the file's first": (
@@ -145,7 +149,9 @@ def test_the_file_and_the_options_over_it_are_checked_together(
         assert policy == override(parse_policy(raw, "f", all_options=False), options)
     except PolicyError as error:
         found = error.faults
-    assert [(each.file, each.key, each.line) for each in found] == [(file, key, line) for file, key, line, _ in expected]
+    assert [(each.file, each.key, each.line) for each in found] == [
+        (file, key, line) for file, key, line, _ in expected
+    ]
     for fault, (*_, words) in zip(found, expected, strict=True):
         assert words in fault.message
         assert str(fault).isascii()

@@ -242,7 +242,10 @@ class InForce:
     def __init__(self, folder: Path, **options: bool) -> None:
         self.state_dir = folder / "state"
         self.state_dir.mkdir(exist_ok=True)
-        over = {"plugin.socket": "/option.sock", **{f"{section}.enabled": on for section, on in options.items()}}
+        over: dict[str, str | bool] = {
+            "plugin.socket": "/option.sock",
+            **{f"{section}.enabled": on for section, on in options.items()},
+        }
         self.file = PolicyFile(str(folder / "policy.toml"), over, self.state_dir)
         self.state = NodeState(Inventory(taken_at=0), policy=first_policy(self.file), fallback=self.file.salvage)
         self.changed: list[Policy] = []
@@ -272,7 +275,7 @@ def test_a_start_takes_the_file_then_the_last_good_one_then_refuses(tmp_path: Pa
 
 
 def test_a_policy_that_options_contradict_is_a_bad_policy(tmp_path: Path, log: Log) -> None:
-    """Never an end of the daemon: the last good policy, or a refusal; the last good one is held against them as well."""
+    """Never an end of the daemon: the last good policy, or a refusal. They are put over the last good one as well."""
     written(tmp_path, ONE_DOOR)
     refused = InForce(tmp_path, kubelet=True).state.policy
     assert refused.fault.startswith("command line: --kubelet: dra.enabled and kubelet.enabled would both offer")
@@ -303,7 +306,7 @@ async def test_options_hold_over_what_a_reload_reads(tmp_path: Path, log: Log) -
 
 def test_a_policy_that_options_mend_is_kept_and_compared(tmp_path: Path) -> None:
     """Who reads it without the options, as the guard does, reads it all the same."""
-    written(tmp_path, '[kubelet]\nenabled = true\n[dra]\nenabled = true\n[limits]\ngpus_per_pod = 1\n')
+    written(tmp_path, "[kubelet]\nenabled = true\n[dra]\nenabled = true\n[limits]\ngpus_per_pod = 1\n")
     assert InForce(tmp_path, kubelet=False).state.policy.fault == ""
     kept = load_last_good(tmp_path / "state")
     assert kept

@@ -40,3 +40,31 @@ exec:
 {{- define "nri-gpu.clusterwide" -}}
 {{ .Release.Namespace }}.{{ .Release.Name }}
 {{- end }}
+
+{{/* The options of the daemon that override its policy file: the Job that checks a policy takes them, too. */}}
+{{- define "nri-gpu.overrides" -}}
+- --socket={{ .Values.paths.nri }}/nri.sock
+- --driver-root=/driver-root
+- --driver-host-root={{ .Values.paths.driverRoot }}
+- --stage-dir={{ .Values.paths.stage }}
+{{- if .Values.labels.enabled }}
+- --labels={{ .Values.labels.featuresDir }}/nri-gpu
+{{- end }}
+{{- if .Values.metrics.enabled }}
+- --metrics={{ .Values.metrics.address }}:{{ .Values.metrics.port }}
+- --metrics-public
+{{- end }}
+{{- if .Values.kubelet.enabled }}
+- --kubelet
+- --kubelet-registration={{ .Values.kubelet.registration }}
+{{- else }}
+- --no-kubelet
+{{- end }}
+{{- if .Values.dra.enabled }}
+- --dra
+- --dra-driver={{ .Values.dra.driver }}
+- --dra-dir={{ .Values.kubelet.root }}/plugins
+{{- else }}
+- --no-dra
+{{- end }}
+{{- end }}
