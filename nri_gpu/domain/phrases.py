@@ -174,7 +174,7 @@ CATALOGUE: Final[Mapping[str, Mapping[str, tuple[str, str]]]] = {
     },
     "Policy": {
         "policy not usable": (
-            "The policy file has a fault, at the line that is named, or is gone.",
+            "The policy file has a fault, at the line that is named, or is gone; or an option of `run` contradicts it.",
             "Fix the file or put it back until `nri-gpu check` accepts it, then reload nri-gpu.",
         ),
         "policy not reloaded, the old one stays": (

@@ -172,6 +172,14 @@ def test_without_dra_in_the_policy_it_is_explained_as_with_the_option(explain: E
     assert "policy leaves DRA off (dra.enabled): this is the answer of `run --dra`" in line["notes"]
 
 
+@pytest.mark.parametrize("policy", ["", DRA, ENABLED], ids=["neither in the file", "one door", "the other"])
+def test_options_that_would_offer_each_gpu_twice_are_the_bad_policy_that_run_has(explain: Explain, policy: str) -> None:
+    """The notes say `run --dra` and `run --kubelet`; with DRA in the file, limits are the scheduler's."""
+    lines = containers(explain, ONE + claiming("a") + pod("b", limited(1)), policy=policy)
+    twice = ["dra.enabled and kubelet.enabled would both offer" in str(line.get("reason")) for line in lines]
+    assert twice == ([False, False] if policy == DRA else [True, True])
+
+
 def test_the_scheduler_s_refusal_names_the_request(explain: Explain) -> None:
     (line,) = containers(explain, template(exactly(", count: 5")) + claiming("a"))
     assert line["reason"] == (
