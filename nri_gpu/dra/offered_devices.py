@@ -167,7 +167,10 @@ def _attributes(unit: Unit, inventory: Inventory, domains: Mapping[GpuUuid, str]
     }
     found: dict[str, Attribute] = {name: text[:TEXT_MAX] for name, text in texts.items() if text}
     found |= {name: Version(_semver(version or "0")) for name, version in versions.items()}
-    return found if gpu.numa_node is None else found | {"numaNode": gpu.numa_node}
+    if gpu.numa_node is None:
+        return found
+    # A number and no list: a list is dropped without DRAListTypeAttributes, and with it both are compared alike.
+    return found | dict.fromkeys(("numaNode", "resource.kubernetes.io/numaNode"), gpu.numa_node)
 
 
 def _capacity(unit: Unit) -> dict[str, int]:

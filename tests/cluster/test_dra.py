@@ -3,13 +3,14 @@
 import json
 import os
 import re
+from contextlib import nullcontext
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tests.support.cluster import DAEMON, DRA, GUARD, Cluster, Uses, pod, wait_for
+from tests.support.cluster import DAEMON, DRA, GUARD, Cluster, Object, Uses, pod, wait_for
 from tests.support.cluster_claims import (
     POOLS,
     DraCluster,
@@ -29,6 +30,7 @@ ONE_GPU = FOUR_GPUS.read_text().partition("[[gpu]]\nindex = 1\n")[0]
 HGX = TOPOLOGIES / "hgx-h100.toml"
 UVM = 1510  # its major in these files
 PODS = 100
+NUMA = "resource.kubernetes.io/numaNode"
 WAITS = "cannot allocate all claims"
 REQUIRED = "nri-gpu-is-not-running-on-this-node"
 UNHEALTHY = "gpu.nri.io/unhealthy"
@@ -103,6 +105,49 @@ def test_a_gpu_without_memory_ends_nobodys_scheduling(cluster: Cluster, dra: Dra
     cluster.apply(*claiming("any"))
     cluster.wait_phase("any")
     assert cluster.minors("any") == {int(dark.removeprefix("gpu-"))}
+
+
+def neighbour(value: dict[str, Any]) -> Object:
+    """A slice of another driver: a network card on that NUMA node, as Kubernetes' helpers publish it."""
+    spec = {
+        "driver": "nic.example.com",
+        "nodeName": "node1",
+        "pool": {"name": "node1", "generation": 1, "resourceSliceCount": 1},
+        "devices": [{"name": "eth1", "attributes": {NUMA: value}}],
+    }
+    return {"apiVersion": "resource.k8s.io/v1", "kind": "ResourceSlice", "metadata": {"name": "nic"}, "spec": spec}
+
+
+@pytest.mark.parametrize("lists", [False, True], ids=["numbers", "lists, too"])
+def test_a_gpu_and_a_device_of_another_driver_on_one_numa_node(cluster: Cluster, dra: DraCluster, lists: bool) -> None:
+    """With DRAListTypeAttributes and without, no slice is refused, and both drivers' devices can be compared."""
+    selectors = [{"cel": {"expression": "device.driver == 'nic.example.com'"}}]
+    kind = {"apiVersion": "resource.k8s.io/v1", "kind": "DeviceClass", "metadata": {"name": "nic.example.com"}}
+    gates = cluster.gated("DRAListTypeAttributes=true") if lists else nullcontext()
+    with gates:
+        try:
+            dra.run()
+            numbers = {each["name"]: each["attributes"][NUMA] for each in dra.offered()}
+            assert numbers == {f"gpu-{minor}": {"int": minor // 2} for minor in range(4)}
+            # The second node of a socket, as the helpers list it: its own first.
+            cluster.apply(
+                neighbour({"ints": [1, 7]} if lists else {"int": 1}), {**kind, "spec": {"selectors": selectors}}
+            )
+            both = devices()
+            both["requests"].append({"name": "nic", "exactly": {"deviceClassName": "nic.example.com"}})
+            both["constraints"] = [{"requests": ["gpu", "nic"], "matchAttribute": NUMA}]
+            cluster.apply(claim("near", both), on_claim("near", "near"))
+
+            def allocated() -> list[str]:
+                status = cluster.get("resourceclaim", "near").get("status", {})
+                return [each["device"] for each in status.get("allocation", {}).get("devices", {}).get("results", [])]
+
+            wait_for("the claim", lambda: bool(allocated()), explain=lambda: cluster.said_of("near"))
+            gpu, nic = sorted(allocated(), reverse=True)
+            assert (gpu in ("gpu-2", "gpu-3"), nic) == (True, "eth1")
+        finally:
+            dra.delete("pods", "--all", "--grace-period=0", "--force")
+            dra.delete("resourceslices/nic", "deviceclasses/nic.example.com", "--ignore-not-found")
 
 
 def test_mig_devices(cluster: Cluster, dra: DraCluster) -> None:

@@ -13,9 +13,7 @@ from tests.support.cluster_claims import DraCluster, claim, devices, on_claim, t
 
 pytestmark = pytest.mark.cluster
 
-GATES: Final = "--feature-gates=GenericWorkload=true,DRAWorkloadResourceClaims=true"
 API: Final = "scheduling.k8s.io/v1beta1"
-CONTROL_PLANE: Final = ("apiserver", "controller-manager", "scheduler")
 WORKERS: Final = ("worker-0", "worker-1", "worker-2")
 NOT_LISTED: Final = "PodResources does not list it for this container"
 
@@ -23,27 +21,8 @@ NOT_LISTED: Final = "PodResources does not list it for this container"
 @pytest.fixture
 def gated(cluster: Cluster) -> Iterator[Cluster]:
     """The cluster with those gates, and afterwards as it was."""
-    folder = cluster.folder / "gated"
-    folder.mkdir(exist_ok=True)
-    plain = cluster.environment["KUBE_BIN"]
-    for name in ("kube-apiserver", "kube-controller-manager", "kube-scheduler", "kubelet", "kubectl"):
-        api = f"--runtime-config={API}=true" if name == "kube-apiserver" else ""
-        more = "" if name == "kubectl" else f"{GATES} {api}"
-        (folder / name).write_text(f'#!/bin/sh\nexec {plain}/{name} "$@" {more}\n')
-        (folder / name).chmod(0o755)
-
-    def restart(programs: str) -> None:
-        cluster.stop("kubelet", *reversed(CONTROL_PLANE))
-        cluster.environment["KUBE_BIN"] = programs
-        for name in CONTROL_PLANE:
-            cluster.start(name)
-        wait_for("the API server", lambda: cluster.kubectl("get", "--raw", "/readyz", check=False) == "ok")
-        cluster.start("kubelet")
-        wait_for("the node", lambda: '"Ready"' in cluster.kubectl("get", "nodes", "-o", "json"))
-
-    restart(str(folder))
-    yield cluster
-    restart(plain)
+    with cluster.gated("GenericWorkload=true,DRAWorkloadResourceClaims=true", f"--runtime-config={API}=true"):
+        yield cluster
 
 
 @pytest.fixture

@@ -14,7 +14,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from itertools import chain, pairwise
 from pathlib import Path
 from typing import Any, Final, Self
@@ -44,6 +44,7 @@ GPU: Final = "nvidia.com/gpu"
 NVIDIA: Final = 195  # the major of /dev/nvidia0 and its like
 GPU_MINORS: Final = range(248)  # those above are the driver's own
 DAEMON, GUARD, NEXT, DRA = "nri-gpu", "nri-gpu-guard", "nri-gpu-next", "nri-gpu-dra"
+CONTROL_PLANE: Final = ("apiserver", "controller-manager", "scheduler")
 READY_S: Final = 60.0
 PORT: Final = "16443"  # of the API server; the others follow
 KUBELET_HEALTH: Final = "http://127.0.0.1:16447/healthz"
@@ -121,6 +122,33 @@ class Cluster:
     def __exit__(self, *_: object) -> None:
         self.verb("teardown", check=False)
         shutil.rmtree(self.root, ignore_errors=True)
+
+    @contextmanager
+    def gated(self, gates: str, of_api_server: str = "") -> Iterator[None]:
+        """Kubernetes with these feature gates, and afterwards as it was. of_api_server: another option."""
+        folder = self.folder / "gated"
+        folder.mkdir(exist_ok=True)
+        plain = self.environment["KUBE_BIN"]
+        for name in ("kube-apiserver", "kube-controller-manager", "kube-scheduler", "kubelet", "kubectl"):
+            more = "" if name == "kubectl" else f"--feature-gates={gates}"
+            (folder / name).write_text(
+                f'#!/bin/sh\nexec {plain}/{name} "$@" {more} {of_api_server if name == "kube-apiserver" else ""}\n'
+            )
+            (folder / name).chmod(0o755)
+        try:
+            self._restart_by(str(folder))
+            yield
+        finally:
+            self._restart_by(plain)
+
+    def _restart_by(self, programs: str) -> None:
+        self.stop("kubelet", *reversed(CONTROL_PLANE))
+        self.environment["KUBE_BIN"] = programs
+        for name in CONTROL_PLANE:
+            self.start(name)
+        wait_for("the API server", lambda: self.kubectl("get", "--raw", "/readyz", check=False) == "ok")
+        self.start("kubelet")
+        wait_for("the node", lambda: '"Ready"' in self.kubectl("get", "nodes", "-o", "json"))
 
     # -- the script ---------------------------------------------------------------------------------------------------
 

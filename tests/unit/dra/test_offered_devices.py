@@ -85,10 +85,21 @@ def test_a_gpu_has_the_names_that_selectors_of_nvidia_s_driver_use() -> None:
             "driverVersion": Version("580.95.5"),
             "cudaDriverVersion": Version("13.0.0"),
             "numaNode": 1,
+            "resource.kubernetes.io/numaNode": 1,
         },
         capacity={"memory": Capacity(40_960 * MIB)},
     )
     assert counter_sets == {}
+
+
+@pytest.mark.parametrize(("node", "published"), [(0, 0), (1023, 1023), (None, None)])
+def test_the_numa_node_is_a_number_under_both_names_or_under_none(node: int | None, published: int | None) -> None:
+    """By Kubernetes' own name `matchAttribute` compares it with other drivers' devices; all without one would match."""
+    inventory = make.inventory((make.gpu(0, numa_node=node), make.mig_gpu(1, ["1g.5gb"], numa_node=node)))
+    devices, _ = offered(inventory)
+    assert len(devices) == 2
+    for name in ("numaNode", "resource.kubernetes.io/numaNode"):
+        assert [device.attributes.get(name) for device in devices] == [published] * 2
 
 
 def test_what_selectors_name_is_there_also_where_it_is_not_known() -> None:
