@@ -65,10 +65,12 @@ def test_install_upgrade_rollback_uninstall(cluster: Cluster, helm: Helm, values
 
     good, wrong = (("--set-string", f"policy=[namespaces]\nallow = {value}") for value in ("['*']", "nobody"))
     helm("upgrade", *RELEASE, *values, *good, *WAIT)
-    with pytest.raises(HarnessError) as refused:
-        helm("upgrade", *RELEASE, *values, *wrong, *WAIT)
-    assert "nri-gpu-check-policy" in str(refused.value)
-    assert "not TOML" in cluster.kubectl("logs", "job/nri-gpu-check-policy", "-n", NAMESPACE)
+    for options, words in ((wrong, "not TOML"), ((*good, "--set", "dra.enabled=true"), "--dra, --kubelet: ")):
+        with pytest.raises(HarnessError) as refused:
+            helm("upgrade", *RELEASE, *values, *options, *WAIT)
+        assert "nri-gpu-check-policy" in str(refused.value)
+        assert words in cluster.kubectl("logs", "job/nri-gpu-check-policy", "-n", NAMESPACE)
+    assert "--no-dra" in arguments(cluster)
     assert "nobody" not in cluster.get("configmap", "nri-gpu-policy", "-n", NAMESPACE)["data"]["policy.toml"]
     helm("upgrade", *RELEASE, *values, *good, *WAIT)
     assert not cluster.get("jobs", "", "-n", NAMESPACE)
