@@ -15,7 +15,8 @@ from nri_gpu.domain.finding import Finding
 from nri_gpu.policy.document import SECTIONS
 from nri_gpu.policy.findings import advise
 from nri_gpu.policy.lines import key_lines
-from nri_gpu.policy.read import parse_policy
+from nri_gpu.policy.model import Policy
+from nri_gpu.policy.read import override, parse_policy
 from tests.unit.policy.samples import SETTINGS
 from tools.policy import schema_text
 
@@ -72,6 +73,51 @@ def test_parser_and_schema_agree(raw: dict[str, Any]) -> None:
     sections = (raw.get(name) for name in ("kubelet", "dra"))
     assume(not any(isinstance(each, dict) and each.get("pool") and isinstance(each["pool"], str) for each in sections))
     assert accepted(raw) == VALIDATOR.is_valid(raw)
+
+
+LISTEN = st.sampled_from(["", "127.0.0.1:9464", "0.0.0.0:9464", "[::]:9464", "127.0.0.1:99999", "/run/m.sock"])
+doors: dict[str, st.SearchStrategy[Any]] = {
+    "kubelet.enabled": st.booleans(),
+    "kubelet.pool": st.sampled_from(["", "a", "b"]),
+    "kubelet.resource": st.sampled_from(["nvidia.com/gpu", "example.com/gpu"]),
+    "kubelet.inject_for": st.sampled_from([[], ["nvidia.com/*"], ["example.com/a", "*/gpu"]]),
+    "kubelet.mig_strategy": st.sampled_from(["none", "mixed"]),
+    "dra.enabled": st.booleans(),
+    "dra.pool": st.sampled_from(["", "a", "b"]),
+    "metrics.listen": LISTEN,
+    "metrics.public": st.booleans(),
+}
+options = {path: doors[path] for path in ("kubelet.enabled", "dra.enabled", "metrics.listen", "metrics.public")}
+POOLS: list[dict[str, Any]] = [{"name": "a", "device": ["0"]}, {"name": "b", "device": ["1"]}, {"name": "a"}]
+
+
+def laid_out(flat: dict[str, Any], pools: int) -> dict[str, Any]:
+    """The file that has these keys, and the first so many pools."""
+    raw: dict[str, Any] = {"pool": POOLS[:pools]} if pools else {}
+    for path, value in flat.items():
+        section, _, key = path.partition(".")
+        raw.setdefault(section, {})[key] = value
+    return raw
+
+
+def judged(raw: dict[str, Any], over: dict[str, Any]) -> Policy | set[str]:
+    """The policy, or what its faults say."""
+    try:
+        return parse_policy(raw, "f", {}, over)
+    except PolicyError as error:
+        return {fault.message for fault in error.faults}
+
+
+@given(st.fixed_dictionaries({}, optional=doors), st.integers(0, 3), st.fixed_dictionaries({}, optional=options))
+def test_an_option_is_judged_as_if_it_stood_in_the_file(file: dict[str, Any], pools: int, over: dict[str, Any]) -> None:
+    found = judged(laid_out(file, pools), over)
+    assert found == judged(laid_out(file | over, pools), {})
+    try:
+        blind = parse_policy(laid_out(file, pools), "f", {}, all_options=False)
+    except PolicyError as error:  # then no option can mend it
+        assert {fault.message for fault in error.faults} <= (found if isinstance(found, set) else set())
+    else:
+        assert isinstance(found, set) or override(blind, over) == found
 
 
 names = st.one_of(st.sampled_from([*SECTIONS]), known_keys, st.text("ab-_0", min_size=1))
