@@ -92,7 +92,11 @@ class Daemon:
         self._refusals = Refusals()
         self._plugin = self._make_plugin(key)
         self._kubelet = KubeletController(
-            state, self._plugin, fixed.kubelet, self._succession, unparted=any(dra_faults(fixed.dra, fixed.kubelet))
+            state,
+            self._plugin,
+            fixed.kubelet,
+            self._succession,
+            offered_twice=any(dra_faults(fixed.dra, fixed.kubelet)),
         )
         self._dra = DraController(folder.path, state, self._plugin, fixed)
         self._ledger_file = LedgerFile(folder.path / LEDGER, state)

@@ -28,7 +28,7 @@ from nri_gpu.system.state import NodeState
 
 SHARED: Final = ".shared"
 NOT_CONNECTED: Final = "nri-gpu is not connected to the container runtime, so pods would start without their GPUs"
-UNPARTED: Final = (
+OFFERED_TWICE: Final = (
     "nri-gpu started with dra.enabled and kubelet.enabled and without a usable policy that gives each its own pool, so "
     "the scheduler would count GPUs twice: restart nri-gpu"
 )
@@ -75,7 +75,7 @@ class Answer(Struct, frozen=True):
 class AdvertisedDevices:
     """The resources of this node, and what was advertised before: a GPU that is lost is not a GPU that was removed.
 
-    connected: to the container runtime. unparted: the scheduler may be offered the same GPUs by DRA, too.
+    connected: to the container runtime. offered_twice: the scheduler may be offered the same GPUs by DRA, too.
     """
 
     def __init__(
@@ -86,11 +86,11 @@ class AdvertisedDevices:
         required: RequiredDevice,
         *,
         connected: bool = False,
-        unparted: bool = False,
+        offered_twice: bool = False,
     ) -> None:
         self.settings = settings
         self.connected = connected
-        self._unparted = unparted
+        self._offered_twice = offered_twice
         self._node_state = node_state
         self._plugin = plugin
         self._required = required
@@ -105,8 +105,8 @@ class AdvertisedDevices:
             return NO_KEY
         if policy.fault:
             return f"the policy is broken: {policy.fault}"
-        if self._unparted:
-            return UNPARTED
+        if self._offered_twice:
+            return OFFERED_TWICE
         node = self._plugin.aged(self._node_state.node)
         if stale := stale_fault(policy, node.inventory_age_s):
             return stale

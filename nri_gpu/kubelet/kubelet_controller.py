@@ -71,8 +71,8 @@ async def inquire(
 class KubeletController:
     """The device plugin and the questions to PodResources, each where policy wants it.
 
-    devices: what is advertised to the kubelet. unparted: as `AdvertisedDevices` takes it. times: of endpoints; None:
-    the usual ones. tick_s: between two looks for what changes with time alone: grants that lapse, an inventory that
+    devices: what is advertised to the kubelet. offered_twice: as `AdvertisedDevices` takes it. times: of endpoints;
+    None: the usual ones. tick_s: between two looks for what changes with time alone: grants that lapse, an inventory that
     grows old.
     """
 
@@ -83,7 +83,7 @@ class KubeletController:
         settings: KubeletSettings,
         succession: Succession | None = None,
         *,
-        unparted: bool = False,
+        offered_twice: bool = False,
         times: EndpointTimes | None = None,
         tick_s: float = TICK_S,
     ) -> None:
@@ -99,7 +99,7 @@ class KubeletController:
         # connected from the beginning.
         succeeds = succession is not None and succession.succeeds
         self.devices = AdvertisedDevices(
-            settings, node_state, plugin, self._required, connected=succeeds, unparted=unparted
+            settings, node_state, plugin, self._required, connected=succeeds, offered_twice=offered_twice
         )
         self._key = TokenKey(Path(settings.dir))
         self._endpoints: dict[str, Endpoint] = {}  # by resource

@@ -12,7 +12,7 @@ import pytest
 from msgspec.structs import replace
 
 from nri_gpu.daemon.app import Daemon
-from nri_gpu.kubelet.advertised import NOT_CONNECTED, UNPARTED
+from nri_gpu.kubelet.advertised import NOT_CONNECTED, OFFERED_TWICE
 from nri_gpu.kubelet.kubelet_controller import KubeletController
 from nri_gpu.kubelet.required_device import KEY_FILE, TokenKey
 from nri_gpu.policy.kubelet_settings import KubeletSettings, Registration
@@ -142,7 +142,7 @@ async def test_nothing_is_healthy_from_the_moment_that_we_are_asked_to_stop(fold
 
 
 @pytest.mark.parametrize("text", [None, "[kubelet]\n[[", "[dra]\nenabled = true\n"], ids=["none", "broken", "one door"])
-async def test_a_start_without_a_policy_that_parts_the_doors_opens_neither(folder: Path, text: str | None) -> None:
+async def test_a_start_without_a_usable_policy_opens_neither_of_two_doors(folder: Path, text: str | None) -> None:
     """Nor does a reload, which only mends what decisions are by: pools of either door are read at the start."""
     state, policy = StateFolder(folder / "state"), folder / "policy.toml"
     state.open()
@@ -159,11 +159,11 @@ async def test_a_start_without_a_policy_that_parts_the_doors_opens_neither(folde
         )
         await daemon._read_again()
         assert daemon._state.policy.fault == ""
-        assert daemon._kubelet.devices.hindrance() == UNPARTED
+        assert daemon._kubelet.devices.hindrance() == OFFERED_TWICE
         assert daemon._dra._listener() is None
         assert daemon._dra.fault.endswith("; then restart nri-gpu")
         daemon = Daemon(state, state.key(), PolicyFile(str(policy), doors, state.path), FOUR_GPUS)
-        assert UNPARTED not in (daemon._kubelet.devices.hindrance(), daemon._dra.fault)
+        assert OFFERED_TWICE not in (daemon._kubelet.devices.hindrance(), daemon._dra.fault)
 
 
 async def test_without_a_kubelet_annotations_do_not_wait_for_one(folder: Path) -> None:
