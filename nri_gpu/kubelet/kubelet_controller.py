@@ -72,8 +72,8 @@ class KubeletController:
     """The device plugin and the questions to PodResources, each where policy wants it.
 
     devices: what is advertised to the kubelet. offered_twice: as `AdvertisedDevices` takes it. times: of endpoints;
-    None: the usual ones. tick_s: between two looks for what changes with time alone: grants that lapse, an inventory that
-    grows old.
+    None: the usual ones. tick_s: between two looks for what changes with time alone: grants that lapse, an inventory
+    that grows old.
     """
 
     def __init__(
