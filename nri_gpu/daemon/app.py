@@ -81,6 +81,7 @@ class Daemon:
         self._policy_file = policy_file
         self._policy_watch: PolicyWatch | None = None
         policy = first_policy(policy_file)
+        policy_file.keep_options()
         state = self._state = NodeState(
             STARTING, LOOKING_FOR_FILES, policy, fallback=policy_file.salvage, hwcaps=not why_no_hwcaps()
         )

@@ -16,7 +16,7 @@ from nri_gpu.domain.gpu_request import Claim, Count, Devices, Everything, Mode, 
 from nri_gpu.policy.model import Disarm, Policy
 from nri_gpu.policy.select import Ignored, select
 from nri_gpu.request.annotation import POD_WIDE, kubelet_key, our_keys, parse_claim, select_annotation
-from nri_gpu.request.environment import VARIABLE, claim_of_environment, named_devices
+from nri_gpu.request.environment import VARIABLE, claim_of_environment, is_unit_name, named_devices
 
 MONITORING: Final = frozenset({Capability.UTILITY})  # what a container with admin access gets of the driver
 
@@ -40,7 +40,8 @@ def needs_grant(container: Container, policy: Policy, *, starts: bool = False) -
     """Return the annotation or variable that obliges an existing container to hold a grant, or empty.
 
     starts: the container is about to start. Then a device plugin's NVIDIA_VISIBLE_DEVICES counts too, if nri-gpu
-    injects for that plugin. A running container may have been served by NVIDIA's runtime, which leaves no trace here.
+    injects for that plugin, or serves a resource that was that plugin's. A running container may have been served by
+    NVIDIA's runtime, which leaves no trace here.
     """
     if container.markers:
         return next(iter(container.markers))
@@ -73,7 +74,7 @@ def is_ignored(container: Container, policy: Policy) -> bool:
 
 def may_ask_by_environment(policy: Policy) -> bool:
     """Return whether NVIDIA_VISIBLE_DEVICES may be a request, or name devices that are allocated for us to inject."""
-    return bool(policy.environment.may_ask.patterns or policy.kubelet.injects_external)
+    return bool(policy.environment.may_ask.patterns or policy.kubelet.reads_variable)
 
 
 def reads_environment(policy: Policy) -> bool:
@@ -155,8 +156,10 @@ def _beyond_allocation(annotated: Claim, number: int, mode: Mode, *, claimed: bo
 def _named_by_device_plugin(container: Container, policy: Policy) -> bool:
     """Return whether the variable names devices for us to inject and no other component has injected any."""
     settings, pod = policy.kubelet, container.pod
-    ours = settings.inject_for.patterns or (settings.reservations.patterns and gpu_groups(pod.labels))
-    if not ours or not named_devices(container.env.get(VARIABLE, "")):
+    names = named_devices(container.env.get(VARIABLE, ""))
+    theirs = settings.inject_for.patterns or (settings.reservations.patterns and gpu_groups(pod.labels))
+    before_us = settings.reads_variable and settings.enabled and any(map(is_unit_name, names))
+    if not names or not (theirs or before_us):
         return False
     return not (
         container.nvidia_hooks or container.cdi_devices or any("nvidia" in each.path for each in container.devices)

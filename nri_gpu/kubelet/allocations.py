@@ -136,7 +136,7 @@ class KubeletPods:
     def __init__(self, *, settled: bool = True, told: Callable[[Pod, PodDevices], None] | None = None) -> None:
         # The kubelet's first List is here, or failed. Before that, allocations from before our start are unknown.
         self.settled = settled
-        self.absent = False  # the kubelet's socket is not there, so there may be no kubelet
+        self.absent = False  # no socket of PodResources, or a kubelet without it, as far as was looked
         self._told = told
         self.questions: deque[Pod] = deque(maxlen=QUESTIONS_MAX)  # sandboxes to ask about, oldest first
         self.asked = asyncio.Event()  # set with each new question

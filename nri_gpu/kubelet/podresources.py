@@ -36,8 +36,8 @@ class PodResourcesError(NriGpuError):
     """A failed question. Its sentence says why the kubelet did not answer."""
 
 
-class SocketAbsentError(PodResourcesError):
-    """The kubelet's socket is not there."""
+class NotServedError(PodResourcesError):
+    """The kubelet's socket is not there, or the kubelet has no PodResources."""
 
 
 class PodResources:
@@ -109,7 +109,7 @@ class PodResources:
         """Lend a stub; an error of its request ends the connection. Raises: PodResourcesError, or no socket."""
         if self._channel is None:
             if not self.socket.is_socket():  # gRPC would keep trying to connect, and its error says less
-                raise SocketAbsentError(f"there is no socket {self.socket}: the kubelet makes it at its start")
+                raise NotServedError(f"there is no socket {self.socket}: the kubelet makes it at its start")
             options = (
                 ("grpc.max_receive_message_length", RECEIVE_MAX),
                 ("grpc.enable_retries", 0),
@@ -122,9 +122,8 @@ class PodResources:
         except grpc.aio.AioRpcError as error:
             await self.close()  # after a restart the kubelet listens on another socket of the same name
             what = shown(" ".join(str(error.details()).split()), SHOWN_MAX)
-            raise PodResourcesError(
-                f"the kubelet does not answer at {self.socket}: {error.code().name}: {what}"
-            ) from None
+            failed = NotServedError if error.code() is grpc.StatusCode.UNIMPLEMENTED else PodResourcesError
+            raise failed(f"the kubelet does not answer at {self.socket}: {error.code().name}: {what}") from None
 
 
 def _pod(pod: pb.PodResources) -> PodDevices:
@@ -179,7 +178,7 @@ class Inquiry:
                     await self._ask()
                 except PodResourcesError as error:
                     fault = str(error)
-                    self._pods.absent = isinstance(error, SocketAbsentError)
+                    self._pods.absent = isinstance(error, NotServedError)
                 except Exception as error:  # the NRI plugin goes on serving, whatever goes wrong here
                     logger.opt(exception=True).error("PodResources not read because of a bug in nri-gpu")
                     fault = f"a bug in nri-gpu: {type(error).__name__}"
@@ -190,9 +189,18 @@ class Inquiry:
                     await asyncio.sleep(self._pace.between)
                     continue
                 self._log.warning("PodResources does not answer, trying again", fault)
-                await asyncio.sleep(self._waits.next_s())
+                await self._pause(self._waits.next_s())
         finally:
             await self._client.close()
+
+    async def _pause(self, seconds: float) -> None:
+        """Wait for the next try. A new question brings it on where there was no socket: there may be one by now."""
+        if self._client.socket.is_socket():
+            await asyncio.sleep(seconds)
+            return
+        self._pods.asked.clear()
+        await first_done(self._pods.asked.wait(), timeout_s=seconds)
+        self._pods.absent = not self._client.socket.is_socket()
 
     async def _question(self) -> None:
         """Wait until there is a sandbox to ask about, or it is time for a List."""

@@ -8,6 +8,14 @@ decides; the variable has to agree with it, since both come from one Allocate.
                                                     void, none                            -> nothing, as it says
     PodResources lists none for it                  any value                             -> nothing
     PodResources has not answered, or has no pod    names devices                         -> refused for now
+
+Our own resource can have been NVIDIA's device plugin's before. The kubelet keeps the answer of that time for each start
+of the pod's containers, and no token of ours is in it. There PodResources alone decides, as our token would:
+
+    PodResources lists our resource for it          any value                             -> these, if they are units here
+    PodResources lists none for it                  any value                             -> as if it were not asked
+    PodResources has not answered, or has no pod    names units of this node              -> refused for now
+    PodResources is not served                      any value                             -> as if it were not asked
 """
 
 from __future__ import annotations
@@ -59,7 +67,7 @@ TWO_PLUGINS: Final = (
     "the kubelet allocated to this container GPUs of nri-gpu's own resource and of another device plugin's: ask for "
     "one of the two in resources.limits"
 )
-
+TWO_MODES: Final = "the kubelet allocated shared and unshared GPUs to it at once: ask for one kind"
 
 COMPLAINTS_MAX: Final = 256
 JUST_STARTED: Final = (
@@ -111,12 +119,15 @@ def external_allocation(
     container: Container, listing: Listing, inventory: Inventory, settings: KubeletSettings
 ) -> KubeletAllocation | None:
     """Return what other components allocated to the container and we inject; None if nothing, or not ours to inject."""
-    if not settings.injects_external or injected_by_others(container):
+    if not settings.reads_variable or injected_by_others(container):
         return None
     names = named_devices(container.env.get(VARIABLE, ""))
     if _is_fraction(container.pod, names, settings):
         return _fraction(container, names, listing, inventory)
-    return _of_plugin(container, names, listing, inventory, settings) if settings.inject_for.patterns else None
+    found = _before_us(container, names, listing, inventory, settings) if settings.enabled else None
+    if found is None and settings.inject_for.patterns:
+        return _of_plugin(container, names, listing, inventory, settings)
+    return found
 
 
 def verified(
@@ -160,6 +171,31 @@ def is_gpu_resource(device: AllocatedDevice, settings: KubeletSettings) -> bool:
     return settings.mig_strategy is MigStrategy.MIXED and resource.startswith(mixed)
 
 
+def _before_us(
+    container: Container, names: tuple[str, ...], listing: Listing, inventory: Inventory, settings: KubeletSettings
+) -> KubeletAllocation | None:
+    """Return what the kubelet allocated of our own resource while another plugin served it, or None if nothing.
+
+    The variable tells only whose a plain init container's devices are, and whom an answer matters to.
+    """
+    named, unknown = _units(names, container, inventory)
+    if listing.pod is None or not listing.pod.containers:
+        may_name = named or (unknown and inventory.fault and not inventory.gpus)
+        if listing.absent or not may_name:
+            return None
+        return _not_yet(NO_ANSWER_YET if listing.pod is None else NO_SUCH_POD)
+    listed = listing.pod.container(container.name)
+    devices = listed.devices if listed else tuple(each for each in listing.pod.devices if each.uuid in named)
+    ours = tuple(each for each in devices if is_gpu_resource(each, settings) and not settings.injected((each,)))
+    if not ours:
+        return None
+    if len(ours) < len(settings.injected(devices)) + len(ours):
+        return AllocationInvalid(TWO_PLUGINS, VARIABLE)
+    if listed is None and (unknown or named != {each.uuid for each in ours}):
+        return _differs(container, ours)
+    return _allocated(ours, inventory, ours[0].resource)
+
+
 def _of_plugin(
     container: Container, names: tuple[str, ...], listing: Listing, inventory: Inventory, settings: KubeletSettings
 ) -> KubeletAllocation | None:
@@ -178,18 +214,35 @@ def _of_plugin(
     if VARIABLE in container.env and not names and "all" not in container.env[VARIABLE].split(","):
         return Allocated(key=VARIABLE)  # void, none
     if VARIABLE in container.env and (unknown or named != {each.uuid for each in devices}):
+        return _differs(container, devices)
+    return _allocated(devices, inventory, VARIABLE)
+
+
+def _differs(container: Container, devices: Iterable[AllocatedDevice]) -> AllocationInvalid:
+    return AllocationInvalid(
+        f"it says {clipped(container.env[VARIABLE], NAME_MAX)}, and the kubelet allocated "
+        f"{_shown(each.id for each in devices)} to this container: take the variable out of the pod's own environment",
+        key=VARIABLE,
+    )
+
+
+def _allocated(devices: tuple[AllocatedDevice, ...], inventory: Inventory, key: str) -> KubeletAllocation:
+    """Return the allocation of what PodResources lists, or why it is none: an id can be anything, an index too."""
+    here = {unit.uuid for unit in inventory.units}
+    if gone := [each.id for each in devices if each.uuid not in here]:
+        if not inventory.gpus:
+            why = inventory.fault or "this node has no GPU"
+            return AllocationPending(f"the GPUs that the kubelet allocated to it are not known yet: {why}", key)
         return AllocationInvalid(
-            f"it says {clipped(container.env[VARIABLE], NAME_MAX)}, and the kubelet allocated "
-            f"{_shown(each.id for each in devices)} to this container: take the variable out of the pod's own "
-            "environment",
-            key=VARIABLE,
+            f"the kubelet allocated {_shown(gone)} of {clipped(devices[0].resource, NAME_MAX)} to this container, and "
+            "this node has no such GPU or MIG device (see `nri-gpu gpus` there): delete the pod to have the kubelet "
+            "allocate again",
+            key,
         )
     replicas = {REPLICA in each.id for each in devices}
     if len(replicas) > 1:
-        return AllocationInvalid(
-            "the kubelet allocated shared and unshared GPUs to it at once: ask for one kind", key=VARIABLE
-        )
-    return Allocated(devices, replicas.pop(), key=VARIABLE)
+        return AllocationInvalid(TWO_MODES, key)
+    return Allocated(devices, replicas.pop(), key=key)
 
 
 def _is_fraction(pod: Pod, names: tuple[str, ...], settings: KubeletSettings) -> bool:
@@ -256,10 +309,10 @@ class ExternalAllocations:
 
     def concerns(self, payload: bytes) -> bool:
         """Return whether PodResources lists devices for a request's pod that the request itself does not show."""
-        if self.pods is None or not self._settings.inject_for.patterns:
+        if self.pods is None:
             return False
-        known, settings = self.pods.known(), self._settings
-        return any(pod.uid.encode() in payload for pod, each in known if settings.injected(each.devices))
+        pods = (each for pod, each in self.pods.known() if pod.uid.encode() in payload)
+        return any(is_gpu_resource(device, self._settings) for each in pods for device in each.devices)
 
     def listing(self, pod: Pod) -> Listing | None:
         """Return what PodResources says of a container's pod, which is asked where it has said nothing yet.

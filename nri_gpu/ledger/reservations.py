@@ -14,14 +14,14 @@ anew with the same devices and without another Allocate; nobody tells whether it
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence, Set
+from collections.abc import Callable, Iterable, Set
 from itertools import chain
 from typing import Final
 
 from msgspec.structs import replace
 
 from nri_gpu.domain.allocation import Allocated, AllocatedDevice
-from nri_gpu.domain.container import Container, PodId, PodUid
+from nri_gpu.domain.container import Container, PodId
 from nri_gpu.domain.decision import Grant
 from nri_gpu.domain.gpu_request import Mode
 from nri_gpu.domain.names import KUBELET_KEY
@@ -43,6 +43,7 @@ from nri_gpu.ledger.events import (
 )
 from nri_gpu.ledger.holders import UNNAMED_POD, UNUSED, Reservation
 from nri_gpu.ledger.ledger import Ledger
+from nri_gpu.request.environment import VARIABLE
 
 # An image of tens of gigabytes is pulled between Allocate and CreateContainer, and nobody tells when a pod is given up.
 OPEN_S: Final = 900.0
@@ -58,7 +59,8 @@ def reservations_after(before: Ledger, after: Ledger, event: LedgerEvent, listed
         case Started(container_id=id_) | PostStarted(container_id=id_) if (
             entry := after.entries.get(id_)
         ) and entry.allocation:
-            after = _without(after, entry.allocation, (entry.grant.pod_uid,))
+            uid = entry.grant.pod_uid
+            after = _without(after, entry.allocation, lambda each: each.pod_uid == uid)
         case DevicesAllocated():
             after = _allocated(after, event)
         case Reconciled():
@@ -84,20 +86,26 @@ def reservations_after(before: Ledger, after: Ledger, event: LedgerEvent, listed
 def redeemed(ledger: Ledger, container: Container) -> Ledger:
     """End the reservations that a new container comes for; those of another pod stay.
 
-    Where PodResources has just told whose the devices are now, they all end: a token may be an old one.
+    Another plugin's all end, as PodResources has just told whose the devices are now. A token may be any pod's whose
+    name is not known yet; what PodResources lists of our own resource is the named pod's alone.
     """
-    allocation = container.kubelet
+    allocation, pod = container.kubelet, container.pod
     if not isinstance(allocation, Allocated):
         return ledger
-    return _without(ledger, allocation, (UNNAMED_POD, container.pod.uid) if allocation.key == KUBELET_KEY else None)
+
+    def is_for(each: Reservation) -> bool:
+        if each.pod_uid == pod.uid or allocation.key == VARIABLE:
+            return True
+        named = allocation.key == KUBELET_KEY or (each.namespace, each.pod_name) == (pod.namespace, pod.name)
+        return each.pod_uid == UNNAMED_POD and named
+
+    return _without(ledger, allocation, is_for)
 
 
-def _without(ledger: Ledger, allocation: Allocated, pods: Sequence[PodUid] | None) -> Ledger:
-    """End the reservations of these devices for one of those pods; None: for whatever pod."""
+def _without(ledger: Ledger, allocation: Allocated, over: Callable[[Reservation], bool]) -> Ledger:
+    """End the reservations of these devices that are over."""
     known = ((device, ledger.reservations.get(device)) for device in allocation.devices)
-    return ledger.without_reservations(
-        device for device, each in known if each is not None and (pods is None or each.pod_uid in pods)
-    )
+    return ledger.without_reservations(device for device, each in known if each is not None and over(each))
 
 
 def _with_all(ledger: Ledger, reservations: Iterable[Reservation]) -> Ledger:

@@ -24,7 +24,9 @@ from nri_gpu.records.journal import JOURNAL, revoked_in
 from nri_gpu.records.policy_file import (
     DEFAULT_PATH,
     LAST_GOOD,
+    OPTIONS,
     build_policy,
+    kept_options,
     load_last_good,
     load_policy,
     read_policy,
@@ -61,13 +63,14 @@ def daemon_state(folder: Path, path: Path | None) -> DaemonState:
 
     def read() -> Policy:
         try:
-            return load_last_good(folder) or load_policy(path, all_options=False)
+            options = kept_options(folder)
+            return load_last_good(folder, options) or load_policy(path, options, all_options=False)
         except (PolicyError, OSError) as error:
             fault = str(error.faults[0] if isinstance(error, PolicyError) else error)
             logger.bind(fault=fault).error("policy not usable: every container that requests GPUs needs a valid grant")
             return Policy.broken(fault)
 
-    files = (folder / LAST_GOOD, path or DEFAULT_PATH)
+    files = (folder / LAST_GOOD, folder / OPTIONS, path or DEFAULT_PATH)
     return DaemonState(folder, files, read, lambda: revoked_in(folder / JOURNAL))
 
 

@@ -14,7 +14,7 @@ from typing import Final
 from loguru import logger
 from msgspec.structs import replace
 
-from nri_gpu.decision.asked import asks_in_pod, may_ask_by_environment, reads_environment
+from nri_gpu.decision.asked import asks_in_pod, may_ask_by_environment, needs_grant, reads_environment
 from nri_gpu.decision.decide import decide
 from nri_gpu.decision.overlaps import overlaps
 from nri_gpu.decision.start_check import validate_adjusted, validate_staged
@@ -244,14 +244,18 @@ class Plugin:
             case Refuse(reason):
                 return status_of(reason), ""
             case Pass(edits):
-                return convert.reply_to_pb(edits, container) + (self._proof(container) if decision.ignored else b""), ""
+                proven = decision.ignored or needs_grant(container, self.policy, starts=True)
+                return convert.reply_to_pb(edits, container) + (self._proof(container) if proven else b""), ""
             case Inject(edits, grant):
                 signed = sign_grant(grant, self._key)
                 reply = convert.reply_to_pb(edits, container) + convert.annotation_to_pb(GRANT_KEY, signed)
                 return reply + LET_START if self.kubelet.required(container) else reply, signed
 
     def _proof(self, container: Container) -> bytes:
-        """Return the proof that we decided: the guard may read another policy by the time the container runs."""
+        """Return the proof that we decided: the guard may read another policy by the time the container runs.
+
+        Nor does the guard ask PodResources whether the kubelet allocated what NVIDIA_VISIBLE_DEVICES names.
+        """
         nothing = Grant.to(container, (), None, self.state.node.generation)
         return convert.annotation_to_pb(GRANT_KEY, sign_grant(nothing, self._key))
 

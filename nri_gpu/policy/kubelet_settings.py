@@ -119,6 +119,14 @@ class KubeletSettings(Struct, frozen=True, kw_only=True):
         """Return whether policy has us inject GPUs that other device plugins or schedulers allocate."""
         return bool(self.inject_for.patterns or self.reservations.patterns)
 
+    @property
+    def reads_variable(self) -> bool:
+        """Return whether NVIDIA_VISIBLE_DEVICES can name what the kubelet allocated.
+
+        Written by a plugin or scheduler that we inject for, or by a plugin that served our own resource before us.
+        """
+        return self.injects_external or (self.enabled and bool(self.podresources))
+
     def injected(self, devices: Iterable[AllocatedDevice]) -> tuple[AllocatedDevice, ...]:
         """Return the devices of other plugins' resources that policy has us inject."""
         return tuple(each for each in devices if self.inject_for.match(each.resource))

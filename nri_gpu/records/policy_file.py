@@ -14,6 +14,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Final
 
+import msgspec
 from loguru import logger
 from msgspec import Struct
 
@@ -27,6 +28,7 @@ from nri_gpu.system.storage import stat_of, text_of, write_whole
 
 DEFAULT_PATH: Final = Path(POLICY_FILE)
 LAST_GOOD: Final = "policy.last"  # in the state folder
+OPTIONS: Final = "policy.options"  # likewise, those of the command line that go over it, in JSON: for the guard
 POLICY_MAX: Final = 1 << 20  # bytes; the largest lists allowed need a tenth of it
 BLANKS: Final = " \t\r\n"  # TOML's; a NUL is none of them
 FORGET: Final = "run `nri-gpu check --forget` and reload nri-gpu to go back to the defaults"
@@ -118,6 +120,17 @@ def last_good_text(state_dir: Path) -> PolicyText | None:
     path = state_dir / LAST_GOOD
     kept = read_policy(path) if stat_of(path) else None
     return None if kept is None or kept.blank else kept
+
+
+def kept_options(state_dir: Path) -> Mapping[str, object]:
+    """Return the options of the daemon's command line, or none if it kept none. Raises: PolicyError, OSError."""
+    path = state_dir / OPTIONS
+    if (text := text_of(path, encoding="utf-8")) is None:
+        return {}
+    try:
+        return msgspec.json.decode(text, type=dict[str, str | bool])
+    except msgspec.DecodeError as error:
+        raise _fault(path, f"is not what nri-gpu wrote ({error}): restart nri-gpu, which writes it anew") from None
 
 
 def was_kept(state_dir: Path) -> bool:
@@ -282,6 +295,10 @@ class PolicyFile:
             self._keep(lambda: self._memory.remember(source.file))
         self._keep(lambda: keep_last_good(self._state_dir, source.text if source else ""))
         return policy
+
+    def keep_options(self) -> None:
+        """Keep the options for the guard, which reads the last good policy and has no command line of ours."""
+        self._keep(lambda: write_whole(self._state_dir / OPTIONS, msgspec.json.encode(self.options)))
 
     def _keep(self, keep: Callable[[], None]) -> None:
         try:

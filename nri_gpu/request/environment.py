@@ -68,6 +68,11 @@ def named_capabilities(value: str) -> Capabilities:
     return frozenset(each for each in Capability if each in words or "all" in words)
 
 
+def is_unit_name(name: str) -> bool:
+    """Return whether a device plugin may call a GPU or MIG device like this, on whatever node."""
+    return name.startswith((UUID_PREFIX, MIG_PREFIX)) or name.replace(":", "", 1).isdecimal() or name == MOUNTED_NAMES
+
+
 def _id(item: Piece) -> str:
     """Read the name of a GPU or MIG device: an index, both indices, or a whole UUID."""
     if item.text in ("all", *_NOTHING):

@@ -188,19 +188,17 @@ def test_a_value_that_is_not_valid_refuses_it_too(node: ExternalNode) -> None:
     assert 'unknown "mdoe"' in str(node.create(proxy("1;mdoe=shared")))
 
 
-LOST: Final = {"its annotation": frozenset[str](), "all but the required device": frozenset({REQUIRED_DESTINATION})}
-
-
-@pytest.mark.parametrize("mounts", LOST.values(), ids=LOST)
-def test_a_container_that_lost_what_shows_its_gpus_does_not_pass(node: ExternalNode, mounts: frozenset[str]) -> None:
+def test_a_container_that_lost_what_shows_its_gpus_has_what_the_kubelet_lists(node: ExternalNode) -> None:
     """Another plugin removed the kubelet's annotation from it."""
-    robbed = replace(proxy(ONLY_SHAPES, "main"), mounts=mounts)
-    node.lists(robbed, [uuid(1)], OURS)
-    node.lists(proxy(name="side"), [uuid(2)], OURS)
-    if mounts:
-        node.listed["ml", "train"] = PodDevices("ml", "train", node.listed["ml", "train"].containers[1:])
-    node.sandbox_created(robbed)
-    node.answer()
+    robbed = proxy(ONLY_SHAPES, "main")
+    node.admitted(robbed, [uuid(1)], OURS)
+    assert node.create(robbed) == (uuid(1),)
+
+
+def test_a_container_that_lost_all_but_the_required_device_does_not_pass(node: ExternalNode) -> None:
+    """PodResources does not list it: it is an init container that ends."""
+    robbed = replace(proxy(ONLY_SHAPES, "main"), mounts=frozenset({REQUIRED_DESTINATION}))
+    node.admitted(proxy(name="side"), [uuid(2)], OURS)
     assert "[bad-request]" in str(node.create(robbed))
 
 
