@@ -355,7 +355,8 @@ CATALOGUE: Final[Mapping[str, Mapping[str, tuple[str, str]]]] = {
             "Start the kubelet, or set kubelet.podresources to its socket.",
         ),
         "PodResources does not answer, trying again": (
-            "The kubelet's PodResources socket does not answer, so allocations of other device plugins are not known.",
+            "The kubelet's PodResources socket does not answer, so allocations of other device plugins are not known, "
+            "those of nri-gpu's resource from before nri-gpu served it neither.",
             "Start the kubelet, or set kubelet.podresources to its socket.",
         ),
         "PodResources not read because of a bug in nri-gpu": ("A bug in nri-gpu.", REPORT),

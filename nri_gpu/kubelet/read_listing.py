@@ -12,7 +12,7 @@ decides; the variable has to agree with it, since both come from one Allocate.
 Our own resource can have been NVIDIA's device plugin's before. The kubelet keeps the answer of that time for each start
 of the pod's containers, and no token of ours is in it. There PodResources alone decides, as our token would:
 
-    PodResources lists our resource for it          any value                             -> these, if they are units here
+    PodResources lists our resource for it          any value                             -> these, if the node has them
     PodResources lists none for it                  any value                             -> as if it were not asked
     PodResources has not answered, or has no pod    names units of this node              -> refused for now
     PodResources is not served                      any value                             -> as if it were not asked

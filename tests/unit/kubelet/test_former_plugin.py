@@ -5,6 +5,7 @@ The kubelet makes each start of them of that plugin's answer, which has no token
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Final
 
 import pytest
@@ -25,7 +26,7 @@ from nri_gpu.records.audit_records import container_json, container_of
 from nri_gpu.request.environment import VARIABLE
 from nri_gpu.ttrpc.frames import Status
 from tests.support import builders
-from tests.support.builders import container, gpu, held_node, mig_gpu, mig_uuid, uuid
+from tests.support.builders import container, gpu, held_node, mig_gpu, uuid
 from tests.support.daemon import UUIDS
 from tests.support.former_plugin import ANSWERS, Recorded
 from tests.support.kubelet_nodes import GPU, RESERVED, ExternalNode, again, from_kubelet, reply_of, token
@@ -56,7 +57,9 @@ def guard_of(node: ExternalNode) -> Guard:
     return Guard(Known(policy=node.policy), lambda action: action())
 
 
-def admitted(node: ExternalNode, recorded: Recorded = ENVVAR, pod: str = "train", **fields: object) -> Container:
+def admitted(
+    node: ExternalNode, recorded: Recorded = ENVVAR, pod: str = "train", **fields: Mapping[str, str]
+) -> Container:
     """Its pod was admitted long ago; the kubelet lists what it allocated."""
     of = recorded.container(pod, **fields)
     node.admitted(of, recorded.ids, recorded.resource)
@@ -92,7 +95,8 @@ def test_what_the_kubelet_allocated_before_us_is_injected(strategy: str) -> None
     of = admitted(node, recorded)
     uuids = tuple(id_.partition("::")[0] for id_ in recorded.ids)
     assert node.create(of) == node.create(of) == uuids
-    assert {node.plugin.ledger.usage()[each].mode for each in uuids} == {AFTER[strategy]}
+    usage = node.plugin.ledger.usage()
+    assert {uuid: used.mode for uuid, used in usage.items()} == dict.fromkeys(uuids, AFTER[strategy])
     assert not node.taken()  # for the kubelet they are in use, and healthy
 
     # The guard sees a grant as any, and the next daemon knows whose it is.
@@ -130,7 +134,7 @@ SERVED: Final = {
 def test_who_has_its_nodes_by_that_answer_is_left_alone(
     node: ExternalNode, recorded: Recorded, fields: dict[str, object]
 ) -> None:
-    of = admitted(node, recorded, **fields)
+    of = replace(admitted(node, recorded), **fields)
     assert node.plugin.create_container(builders.create_payload(of)) == EMPTY
     assert node.start(of)
 

@@ -15,8 +15,9 @@ from msgspec.structs import replace
 from nri_gpu.domain.allocation import AllocatedDevice, ContainerDevices, PodDevices
 from nri_gpu.domain.container import Container, PodId, PodUid
 from nri_gpu.kubelet.podresources import Inquiry, PodResources, PodResourcesError, QuestionPace
+from nri_gpu.policy.kubelet_settings import KubeletSettings
 from tests.support.builders import container, pod, uuid
-from tests.support.kubelet_nodes import GPU, ExternalNode, of_plugin, said, until
+from tests.support.kubelet_nodes import GPU, INJECTING, ExternalNode, of_plugin, said, until
 from tests.support.log import Log
 from tests.support.podresources import PodResourcesServer
 
@@ -122,8 +123,10 @@ QUICK = QuestionPace(between=0.001, list_every=0.05, first=0.01, longest=0.02)
 class Asking(ExternalNode):
     """With somebody who asks."""
 
-    def __init__(self, server: PodResourcesServer, pace: QuestionPace = QUICK) -> None:
-        super().__init__()
+    def __init__(
+        self, server: PodResourcesServer, pace: QuestionPace = QUICK, settings: KubeletSettings = INJECTING
+    ) -> None:
+        super().__init__(settings)
         self.server = server
         self.pace = pace
 
@@ -220,6 +223,54 @@ async def test_a_kubelet_that_restarts(folder: Path, log: Log) -> None:
                 await node.granted(of)
                 assert "has not said yet" in str(node.create(container("1", of=f"local-{number}")))
             node.end_pod(of)
+
+
+SERVING = KubeletSettings(enabled=True)
+PATIENT = QuestionPace(between=0.001, list_every=60, first=60, longest=60)
+
+
+async def test_where_there_was_no_socket_the_next_sandbox_has_it_looked_for_again(folder: Path, log: Log) -> None:
+    """A node boots: the daemon is there before the kubelet, which makes old pods' containers as soon as it is up."""
+    server = PodResourcesServer(folder)
+    async with Asking(server, PATIENT, SERVING) as node:
+        await said(log, "there is no socket")
+        early, of = of_plugin(1, pod="early"), of_plugin(1)
+        node.sandbox_created(early)
+        await asyncio.sleep(0)
+        assert node.create(early) == ()  # nobody answers, and nothing is refused
+        node.end_pod(early)
+        server.delay_s = 0.2
+        server.give("train", {"main": {GPU: [uuid(1)]}}, "ml")
+        async with server:
+            node.sandbox_created(of)
+            await until(lambda: server.asked)
+            assert "has not said yet" in str(node.create(of))
+            await node.granted(of)
+    log.one("PodResources does not answer, trying again")
+
+
+async def test_a_kubelet_without_podresources_refuses_nobody(folder: Path, log: Log) -> None:
+    async with PodResourcesServer(folder) as server:
+        server.fault = (grpc.StatusCode.UNIMPLEMENTED, "unknown service v1.PodResourcesLister")
+        async with Asking(server, settings=SERVING) as node:
+            await said(log, "UNIMPLEMENTED")
+            for number in range(3):
+                of = of_plugin(1, pod=f"pod-{number}")
+                node.sandbox_created(of)
+                server.asked.clear()
+                assert node.create(of) == ()
+                await until(lambda: server.asked)
+                assert node.create(of) == ()
+    log.one("PodResources does not answer, trying again")
+
+
+async def test_a_kubelet_that_hangs_is_waited_for(folder: Path) -> None:
+    async with PodResourcesServer(folder) as server:
+        server.delay_s = 5.0
+        async with Asking(server, settings=SERVING) as node:
+            node.sandbox_created(of_plugin(1))
+            await until(lambda: server.asked)
+            assert "has not said yet" in str(node.create(of_plugin(1)))
 
 
 async def test_a_bug_of_ours_ends_nothing(folder: Path, log: Log) -> None:

@@ -14,6 +14,7 @@ from nri_gpu.policy.model import Policy
 from nri_gpu.records.policy_file import (
     IN_FORCE,
     LAST_GOOD,
+    OPTIONS,
     RUNTIME,
     UNKNOWN,
     PolicyFile,
@@ -330,6 +331,25 @@ def test_the_guard_takes_a_policy_that_the_daemons_options_mend(node: Node, log:
         assert settings.guard.index == "97"
         assert daemon_state(node.run, node.file).policy().namespaces.allow.patterns == ("ml",)
     assert log.warnings() == []
+
+
+def test_the_guard_goes_by_the_daemons_options_too(node: Node, log: Log) -> None:
+    """The chart switches the device plugin on by `--kubelet`, and not in the policy."""
+    node.file.write_text(ML)
+    for kept in ({"kubelet.enabled": True}, {}):
+        file = PolicyFile(None, kept, node.run)
+        policy = first_policy(file)
+        file.keep_options()
+        guarded = daemon_state(node.run, None).policy()
+        assert guarded.kubelet.enabled is policy.kubelet.enabled is bool(kept)
+        assert guarded.namespaces == policy.namespaces
+    node.file.write_text("")
+    (node.run / LAST_GOOD).write_text("")
+    (node.run / OPTIONS).write_text('{"kubelet.enabled": true}')
+    assert daemon_state(node.run, node.file).policy().kubelet.enabled
+    (node.run / OPTIONS).write_text("{")
+    assert "restart nri-gpu" in daemon_state(node.run, None).policy().fault
+    assert log.one("policy not usable: every container that requests GPUs needs a valid grant")
 
 
 def test_the_guard_without_any_policy_has_the_defaults(node: Node, log: Log) -> None:

@@ -1,0 +1,217 @@
+"""Pods of before the change-over on real containerds: their containers start of NVIDIA's device plugin's answer.
+
+That program's answers are recorded (tests/support/former_plugin.py). The kubelet keeps them and makes each start of a
+container of its pod of them, whoever serves the resource by then.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import stat
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Final
+
+import pytest
+
+from tests.support.containerd import Containerd
+from tests.support.cri import ContainerId, CriError
+from tests.support.daemon import UUIDS, Launch, NriGpu, staged
+from tests.support.former_plugin import ANSWERS, Recorded
+from tests.support.guard import NriGuard
+from tests.support.marks import on_newest
+from tests.support.podresources import PodResourcesServer, PodResourcesThread
+from tests.support.pods import ContainerSpec, PodSpec
+from tests.support.probe import Opened, check_opens, open_numbers
+
+pytestmark = pytest.mark.containerd
+
+VARIABLE: Final = "NVIDIA_VISIBLE_DEVICES"
+KIND: Final = "k8s.device-plugin.nvidia.com/gpu"
+FOR_NOW: Final = r"\[node-not-ready\]"
+ALL: Final = {(195, minor) for minor in (*range(4), 255)}
+WHOLE: Final = {name: each for name, each in ANSWERS.items() if each.resource == "nvidia.com/gpu"}
+
+
+@pytest.fixture
+def told(folder: Path) -> Iterator[PodResourcesServer]:
+    with PodResourcesThread(folder) as server:
+        yield server
+
+
+@pytest.fixture
+def taking_over(node: Containerd, launch: Launch, folder: Path) -> Launch:
+    """A daemon that serves the resource."""
+    return launch.with_policy(
+        f'[kubelet]\nenabled = true\ndir = "{folder}/device-plugins"\ncdi_dir = "{node.layout.cdi}"\n'
+        f'podresources = "{folder}/pod-resources/kubelet.sock"\n'
+    )
+
+
+@pytest.fixture
+def serving(told: PodResourcesServer, taking_over: Launch) -> Iterator[NriGpu]:
+    del told
+    with staged(taking_over) as daemon, NriGuard(taking_over) as guard:
+        guard.wait_logged("registered")
+        yield daemon
+
+
+@pytest.fixture
+def cdi_file(node: Containerd, tmp_path: Path) -> Iterator[Path]:
+    """The specification that NVIDIA's device plugin wrote, with the node of GPU 1 and the hook that it comes with."""
+    device = tmp_path / "nvidia1"
+    os.mknod(device, stat.S_IFCHR | 0o666, os.makedev(195, 1))
+    nodes = [{"path": "/dev/nvidia1", "hostPath": str(device), "type": "c", "major": 195, "minor": 1}]
+    devices = [{"name": name, "containerEdits": {"deviceNodes": nodes}} for name in (UUIDS[1], "1")]
+    file = node.layout.cdi / "k8s.device-plugin.nvidia.com-gpu.json"
+    file.parent.mkdir(parents=True, exist_ok=True)
+    file.write_text(json.dumps({"cdiVersion": "0.5.0", "kind": KIND, "devices": devices}))
+    yield file
+    file.unlink(missing_ok=True)
+
+
+def run(
+    node: Containerd, told: PodResourcesServer, recorded: Recorded, spec: ContainerSpec | None = None
+) -> ContainerId:
+    """A start of the container of an old pod, as often as the kubelet tries."""
+    told.give("train", {"main": {recorded.resource: recorded.ids}})
+    pod = node.cri.run_pod(PodSpec(name="train"))
+    return node.cri.run_persistently(pod, spec or recorded.spec(), FOR_NOW)
+
+
+def check_has(node: Containerd, container: ContainerId, recorded: Recorded) -> None:
+    """It opens the GPUs that the kubelet allocated, by a grant, and no others."""
+    uuids = {id_.partition("::")[0] for id_ in recorded.ids}
+    granted = {(195, UUIDS.index(uuid)) for uuid in uuids} | {(195, 255)}
+    check_opens(node, container, granted, ALL - granted)
+    status = node.cri.status(container)
+    assert set(status.env[VARIABLE].split(",")) == uuids
+    mode = "shared" if "::" in recorded.ids[0] else "exclusive"
+    assert f"mode={mode}" in status.oci["annotations"]["gpu.nri.io/grant"]
+
+
+def check_left_alone(node: Containerd, container: ContainerId) -> None:
+    assert open_numbers(node.cri, container, [(195, 1), (195, 0)]) == {
+        (195, 1): Opened.NO_DRIVER,
+        (195, 0): Opened.DENIED,
+    }
+    assert "gpu.nri.io/grant" not in node.cri.status(container).oci["annotations"]
+
+
+BY_VARIABLE: Final = [name for name, each in WHOLE.items() if not each.answer.annotations and each.answer.envs]
+
+
+@pytest.mark.parametrize("strategy", [name for name in BY_VARIABLE if "PASS" not in name])
+def test_it_starts_with_the_gpus_that_the_kubelet_lists(
+    node: Containerd, told: PodResourcesServer, serving: NriGpu, strategy: str
+) -> None:
+    del serving
+    check_has(node, run(node, told, WHOLE[strategy]), WHOLE[strategy])
+
+
+@pytest.mark.short
+def test_over_restarts_of_container_and_daemon(node: Containerd, told: PodResourcesServer, serving: NriGpu) -> None:
+    recorded = WHOLE["envvar by index"]
+    told.give("train", {"main": {recorded.resource: recorded.ids}})
+    pod = node.cri.run_pod(PodSpec(name="train"))
+    container = node.cri.run_persistently(pod, recorded.spec(), FOR_NOW)
+    serving.restart()
+    node.cri.stop(container)
+    again = node.cri.run_persistently(pod, recorded.spec(attempt=50), FOR_NOW)
+    check_has(node, again, recorded)
+    with pytest.raises(CriError, match=r"\[gpu-busy\].*default/train"):
+        node.cri.run_persistently(node.cri.asking(f"device={UUIDS[1]}", "thief"), ContainerSpec(), FOR_NOW)
+
+    serving.terminate()  # and nobody is there to inject
+    node.cri.stop(again)
+    with pytest.raises(CriError, match=r"\[not-granted\]"):
+        node.cri.run(pod, recorded.spec(attempt=100))
+    serving.start()
+    serving.wait_staged()
+    check_has(node, node.cri.run_persistently(pod, recorded.spec(attempt=150), FOR_NOW), recorded)
+
+
+@pytest.mark.parametrize("strategy", [name for name in WHOLE if name.startswith("cdi-")])
+def test_whose_cdi_file_is_still_there_is_left_to_it(
+    node: Containerd, told: PodResourcesServer, serving: NriGpu, cdi_file: Path, strategy: str
+) -> None:
+    del serving
+    assert cdi_file.exists()
+    check_left_alone(node, run(node, told, WHOLE[strategy]))
+
+
+@pytest.mark.parametrize("strategy", [name for name in WHOLE if name.startswith("cdi-")])
+def test_whose_cdi_file_is_gone_the_runtime_refuses(
+    node: Containerd, told: PodResourcesServer, serving: NriGpu, strategy: str
+) -> None:
+    """Before any plugin sees it: such a pod has to be made anew."""
+    del serving
+    with pytest.raises(CriError, match=r"unresolvable CDI devices|CDI device injection failed"):
+        run(node, told, WHOLE[strategy])
+
+
+def test_whose_nodes_the_kubelet_passes_is_left_alone(
+    node: Containerd, told: PodResourcesServer, serving: NriGpu, tmp_path: Path
+) -> None:
+    del serving
+    recorded, device = WHOLE["envvar with PASS_DEVICE_SPECS"], tmp_path / "nvidia1"
+    os.mknod(device, stat.S_IFCHR | 0o666, os.makedev(195, 1))
+    check_left_alone(node, run(node, told, recorded, recorded.spec(devices={"/dev/nvidia1": str(device)})))
+
+
+@on_newest
+def test_a_plain_init_container(node: Containerd, told: PodResourcesServer, serving: NriGpu) -> None:
+    del serving
+    recorded = WHOLE["envvar by uuid"]
+    told.give("train", {"main": {recorded.resource: recorded.ids}})
+    pod = node.cri.run_pod(PodSpec(name="train"))
+    init = node.cri.run_persistently(pod, recorded.spec(name="init"), FOR_NOW)
+    check_has(node, init, recorded)
+    node.cri.stop(init)
+    check_has(node, node.cri.run_persistently(pod, recorded.spec(), FOR_NOW), recorded)
+
+
+@on_newest
+def test_only_who_names_units_of_this_node_waits_for_the_kubelet(
+    node: Containerd, told: PodResourcesServer, serving: NriGpu
+) -> None:
+    told.delay_s = 1.5
+    del serving
+    pod = node.cri.run_pod(PodSpec(name="late"))
+    told.give("late", {"main": {}})
+    for number, value in enumerate(("all", "void", "none", "", "9", "GPU-77777777-0000-4000-8000-000000000007")):
+        check_opens(node, node.cri.run(pod, ContainerSpec(f"plain-{number}", env={VARIABLE: value})), set(), ALL)
+    with pytest.raises(CriError, match=rf"{FOR_NOW}.*has not said yet"):
+        node.cri.run(pod, ContainerSpec(env={VARIABLE: "1"}))
+    told.delay_s = 0.0
+    check_opens(
+        node, node.cri.run_persistently(pod, ContainerSpec(attempt=1, env={VARIABLE: "1"}), FOR_NOW), set(), ALL
+    )
+
+
+@on_newest
+def test_where_podresources_is_not_served_it_starts_and_one_warning_says_so(
+    node: Containerd, taking_over: Launch
+) -> None:
+    with staged(taking_over) as daemon, NriGuard(taking_over) as guard:
+        guard.wait_logged("registered")
+        daemon.wait_logged("PodResources does not answer")
+        pod = node.cri.run_pod(PodSpec(name="train"))
+        check_opens(node, node.cri.run(pod, WHOLE["envvar by uuid"].spec()), set(), ALL)
+        assert daemon.launch.log.read_text().count("PodResources does not answer") == 1
+
+
+@on_newest
+def test_a_device_that_the_node_has_not_and_one_that_another_holds(
+    node: Containerd, told: PodResourcesServer, serving: NriGpu
+) -> None:
+    del serving
+    pod = node.cri.run_pod(PodSpec(name="lied-to"))
+    told.give("lied-to", {"main": {"nvidia.com/gpu": ["GPU-77777777-0000-4000-8000-000000000007"]}})
+    with pytest.raises(CriError, match=r"\[bad-request\].*this node has no such GPU"):
+        node.cri.run_persistently(pod, WHOLE["envvar by uuid"].spec(), FOR_NOW)
+    holder = node.cri.asking(f"device={UUIDS[1]}", "holder")
+    node.cri.run_persistently(holder, ContainerSpec(), FOR_NOW)
+    with pytest.raises(CriError, match=r"\[gpu-busy\].*default/holder"):
+        run(node, told, WHOLE["envvar by uuid"])
