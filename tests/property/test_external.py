@@ -69,10 +69,11 @@ def test_nothing_is_granted_that_the_kubelet_does_not_list(
     devices = found.devices if isinstance(found, Allocated) else ()
     granted = frozenset(each.uuid for each in devices)
     listed = (told.pod.container("main") or told.pod).devices if told.pod else ()
-    own = {each.uuid for each in listed if each.resource.startswith("nvidia.com/")}
+    own = {each.uuid for each in listed if each.resource.startswith("nvidia.com/") or each.resource == OURS}
     groups = set(labels.values())
     lent = {each for each, of_whom in told.reserved.items() if of_whom & groups}
     assert granted <= own or granted <= lent
+    assert granted <= set(UNITS)
 
     decision = decide(replace(of, kubelet=found), NODE, Ledger(), replace(Policy.default(), kubelet=SHARING))
     # An annotation by itself is a request like any other; beside what was given it only shapes.
@@ -83,7 +84,10 @@ def test_nothing_is_granted_that_the_kubelet_does_not_list(
 
 
 class BothKinds(RuleBasedStateMachine):
-    """NVIDIA's device plugin and ours on one kubelet, and annotations. `theirs`: what theirs gave, by pod."""
+    """NVIDIA's device plugin and ours on one kubelet, and annotations.
+
+    checkpoint: what the kubelet gave, by pod. Some had it of our resource before that was ours.
+    """
 
     pods = Bundle("pods")
     made = Bundle("made")
@@ -97,8 +101,15 @@ class BothKinds(RuleBasedStateMachine):
         self.checkpoint: dict[str, tuple[str, frozenset[str], Container]] = {}
         self.number = 0
 
-    @rule(target=pods, number=st.integers(1, 2), resource=st.sampled_from([GPU, OURS]), data=st.data())
-    def admit(self, number: int, resource: str, data: Any) -> str:  # noqa: ANN401 - hypothesis'
+    @rule(
+        target=pods,
+        number=st.integers(1, 2),
+        resource=st.sampled_from([GPU, OURS]),
+        before_us=st.booleans(),
+        by_index=st.booleans(),
+        data=st.data(),
+    )
+    def admit(self, number: int, resource: str, before_us: bool, by_index: bool, data: Any) -> str:  # noqa: ANN401 - hypothesis'
         """Each plugin's devices are the kubelet's to give, whatever became of the other's."""
         self.number += 1
         name = f"pod-{self.number}"
@@ -107,8 +118,9 @@ class BothKinds(RuleBasedStateMachine):
         if len(free) < number:
             return name
         ids = data.draw(st.permutations(free))[:number]
-        of = replace(of_plugin(pod=name), env={VARIABLE: ",".join(ids)})
-        if resource == OURS:
+        named = [str([uuid(index) for index in range(3)].index(each)) if by_index else each for each in ids]
+        of = replace(of_plugin(pod=name), env={VARIABLE: ",".join(named)})
+        if resource == OURS and not before_us:
             try:
                 annotations = self.node.allocate(*ids, resource=OURS)
             except AllocationError:

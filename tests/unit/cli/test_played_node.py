@@ -44,6 +44,7 @@ def test_the_first_manifest_of_the_manual_gets_the_kubelets_two(explain: Explain
     assert ("run --kubelet" in str(line["notes"])) is (not policy)
 
 
+NAMING = "{name: names, env: [{name: NVIDIA_VISIBLE_DEVICES, value: '0'}]}"
 SIDECAR = limited(1, "proxy", more="restartPolicy: Always, ")
 # Policy, pods, and what each container gets of four GPUs, of which 0 and 1, and 2 and 3, are linked.
 PLAYED = {
@@ -97,6 +98,16 @@ PLAYED = {
         f'{ENABLED}resource = "example.com/gpu"\n',
         pod("a", limited(1, resource="example.com/gpu")) + pod("b", limited(1)),
         ["exclusive 0", "pass"],
+    ),
+    "a variable that names a GPU grants none": (
+        ENABLED,
+        pod("a", limited(1), NAMING),
+        ["exclusive 0", "pass"],
+    ),
+    "a variable that names what the kubelet passes on": (
+        ENABLED,
+        pod("a", limited(1), init=NAMING),
+        ["exclusive 0", "exclusive 0"],
     ),
     "NVIDIA's device plugin": (INJECTING, pod("a", limited(2), "{name: beside}"), ["exclusive 0,1", "pass"]),
     "NVIDIA's, for an init container": (
