@@ -355,8 +355,7 @@ CATALOGUE: Final[Mapping[str, Mapping[str, tuple[str, str]]]] = {
             "Start the kubelet, or set kubelet.podresources to its socket.",
         ),
         "PodResources does not answer, trying again": (
-            "The kubelet's PodResources socket does not answer, so allocations of other device plugins are not known, "
-            "those of nri-gpu's resource from before nri-gpu served it neither.",
+            "The kubelet does not say what other device plugins allocated, nor what those before nri-gpu did of its resource.",
             "Start the kubelet, or set kubelet.podresources to its socket.",
         ),
         "PodResources not read because of a bug in nri-gpu": ("A bug in nri-gpu.", REPORT),
