@@ -355,7 +355,7 @@ CATALOGUE: Final[Mapping[str, Mapping[str, tuple[str, str]]]] = {
             "Start the kubelet, or set kubelet.podresources to its socket.",
         ),
         "PodResources does not answer, trying again": (
-            "The kubelet does not say what other device plugins allocated, nor what those before nri-gpu did of its resource.",
+            "The kubelet does not say what other device plugins allocated, nor what was allocated before nri-gpu came.",
             "Start the kubelet, or set kubelet.podresources to its socket.",
         ),
         "PodResources not read because of a bug in nri-gpu": ("A bug in nri-gpu.", REPORT),

@@ -311,7 +311,7 @@ class ExternalAllocations:
         """Return whether PodResources lists devices for a request's pod that the request itself does not show."""
         if self.pods is None:
             return False
-        pods = (each for pod, each in self.pods.known() if pod.uid.encode() in payload)
+        pods = (each for pod, each in self.pods.known() if each.devices and pod.uid.encode() in payload)
         return any(is_gpu_resource(device, self._settings) for each in pods for device in each.devices)
 
     def listing(self, pod: Pod) -> Listing | None:
