@@ -5,24 +5,29 @@ The kubelet makes each start of them of that plugin's answer, which has no token
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from typing import Final
 
 import pytest
+from msgspec import to_builtins
 from msgspec.structs import replace
 
 from nri_gpu._pb import nri_pb2 as pb
-from nri_gpu.domain.allocation import AllocatedDevice
+from nri_gpu.decision.decide import decide
+from nri_gpu.domain.allocation import REQUIRED_DESTINATION, Allocated, AllocatedDevice
 from nri_gpu.domain.container import Container, ContainerId
 from nri_gpu.domain.gpu import Gpu
 from nri_gpu.domain.names import GRANT_KEY
+from nri_gpu.domain.value import encode
 from nri_gpu.ledger.grant_text import SignedGrant, verify_grant
+from nri_gpu.ledger.ledger import Ledger
 from nri_gpu.nri.convert import EMPTY
 from nri_gpu.plugin.guard import Guard
 from nri_gpu.policy.forms import Globs
 from nri_gpu.policy.kubelet_settings import KubeletSettings, MigStrategy
 from nri_gpu.policy.model import EnvironmentSettings, Policy
-from nri_gpu.records.audit_records import container_json, container_of
+from nri_gpu.records.audit_records import Compared, NodeRecord, PolicyRecord, Replay, decision_record
 from nri_gpu.request.environment import VARIABLE
 from nri_gpu.ttrpc.frames import Status
 from tests.support import builders
@@ -383,10 +388,29 @@ def test_its_audit_record_is_decided_again_alike(node: ExternalNode) -> None:
     of = admitted(node)
     assert node.create(of) == (UUIDS[1],)
     (entry,) = node.plugin.ledger.entries.values()
-    assert entry.allocation is not None
-    assert entry.allocation.devices == (AllocatedDevice(GPU, UUIDS[1]),)
-    recorded = replace(of, kubelet=entry.allocation)
-    assert container_of(container_json(recorded)) == recorded
+    assert entry.allocation == Allocated((AllocatedDevice(GPU, UUIDS[1]),), key=GPU)
+    decided = replace(of, kubelet=entry.allocation)
+    decision = decide(decided, node.node, Ledger(), node.policy)
+    replay = Replay(lambda *_: node.policy)
+    for record in (
+        NodeRecord(node=encode(node.node)),
+        PolicyRecord("", ""),
+        decision_record(decided, decision, 1e9, 1),
+    ):
+        compared = replay.take(json.loads(json.dumps(to_builtins(record))))
+    assert isinstance(compared, Compared)
+    assert compared.recorded == compared.now
+    assert compared.now["gpu_uuids"] == [UUIDS[1]]
+
+
+def test_the_way_back_takes_a_new_pod() -> None:
+    """The kubelet keeps our answer, and nobody can read it where our device plugin is off."""
+    node = node_of(KubeletSettings())
+    node.plugin.kubelet.key = None
+    of = replace(from_kubelet(token(1)), mounts=frozenset({REQUIRED_DESTINATION}))
+    refused = str(node.create(of))
+    assert "[bad-request]" in refused
+    assert "or delete the pod" in refused
 
 
 def test_the_policy_of_another_resource_leaves_it_alone() -> None:
