@@ -189,11 +189,11 @@ def _before_us(
     ours = tuple(each for each in devices if is_gpu_resource(each, settings) and not settings.injected((each,)))
     if not ours:
         return None
-    if len(ours) < len(settings.injected(devices)) + len(ours):
+    if settings.injected(devices):
         return AllocationInvalid(TWO_PLUGINS, VARIABLE)
     if listed is None and (unknown or named != {each.uuid for each in ours}):
         return _differs(container, ours)
-    return _allocated(ours, inventory, ours[0].resource)
+    return _allocated(ours, inventory, clipped(ours[0].resource, NAME_MAX))
 
 
 def _of_plugin(

@@ -123,7 +123,10 @@ def last_good_text(state_dir: Path) -> PolicyText | None:
 
 
 def kept_options(state_dir: Path) -> Mapping[str, object]:
-    """Return the options of the daemon's command line, or none if it kept none. Raises: PolicyError, OSError."""
+    """Return the options of the daemon's command line, or none if it kept none.
+
+    Raises: PolicyError: they are not what was written.
+    """
     path = state_dir / OPTIONS
     if (text := text_of(path, encoding="utf-8")) is None:
         return {}

@@ -268,6 +268,14 @@ def test_a_device_that_the_node_has_not_is_refused(
     assert not {entry.grant.uuids for entry in node.plugin.ledger.entries.values()}
 
 
+def test_a_resource_with_a_long_name_hides_no_sentence(node: ExternalNode) -> None:
+    of = ENVVAR.container()
+    node.admitted(of, [uuid(7)], "nvidia.com/mig-" + "x" * 10_000)
+    refused = str(node.create(of))
+    assert refused.isascii()
+    assert refused.endswith("delete the pod to have the kubelet allocate again.")
+
+
 def test_another_plugins_resource_is_held_to_the_same() -> None:
     """An id that is an index, where the container has no variable to compare it with."""
     node = node_of(KubeletSettings(inject_for=Globs(("nvidia.com/*",))))
