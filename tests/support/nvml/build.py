@@ -31,7 +31,7 @@ _LEVELS = {"PIX": 10, "PXB": 20, "PHB": 30, "NODE": 40, "SYS": 50}
 class FakeMig(Struct, frozen=True, kw_only=True):
     """One MIG device. place: its index, empty ones between are holes. profile: empty where the name has none.
 
-    running: processes with a compute and with a graphics context, -1 where the driver does not tell; the same ones as
+    start: the first of its GPU instance's memory slices. running: processes with a compute and with a graphics context, -1 where the driver does not tell; the same ones as
     far as both have them.
     """
 
@@ -39,6 +39,7 @@ class FakeMig(Struct, frozen=True, kw_only=True):
     uuid: str
     gi: int
     ci: int = 0
+    start: int = 0
     slices: int = 1
     compute_slices: int | None = None
     memory_mib: int = 9728
@@ -310,6 +311,7 @@ def _gpu_line(index: int, gpu: FakeGpu) -> str:
 def _mig_line(index: int, gpu: FakeGpu, part: FakeMig) -> str:
     compute = part.slices if part.compute_slices is None else part.compute_slices
     ids = (
-        f"{part.place} {part.gi} {part.ci} {part.slices} {compute} {part.memory_mib} {' '.join(map(str, part.engines))}"
+        f"{part.place} {part.gi} {part.ci} {part.start} {part.slices} {compute} {part.memory_mib} "
+        f"{' '.join(map(str, part.engines))}"
     )
     return f"mig {index} {ids} {part.uuid} {gpu.model} MIG {part.profile or 'of no name'}"

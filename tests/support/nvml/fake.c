@@ -4,7 +4,8 @@
  *
  *   driver 580.95.05                      cuda 13000
  *   gpu MINOR DOMAIN BUS MEMORY MAJOR MINOR NUMA MIG PENDING UUID NAME...   (NUMA, MIG -1: not supported)
- *   mig GPU INDEX GI CI SLICES COMPUTE_SLICES MIB UUID NAME...   (a MIG device; INDEX may leave holes)
+ *   mig GPU INDEX GI CI START SLICES COMPUTE_SLICES MIB UUID NAME...   (a MIG device; INDEX may leave holes; START: the
+ *                                     first of its memory slices)
  *   running GPU INDEX COMPUTE GRAPHICS    (processes on a MIG device; INDEX -1: on the GPU itself; -1: not supported)
  *   pids FIRST                            (of these processes; by default no machine has it)
  *   nvlink GPU LINK REMOTE                (REMOTE: a GPU's index, -1 for a switch)
@@ -80,7 +81,7 @@ typedef struct gpu {
     unsigned long long memory;
     char uuid[96], name[96];
     int remote[LINKS];
-    int parent, place, gi, ci, slices, compute_slices;
+    int parent, place, gi, ci, start, slices, compute_slices;
     unsigned int engines[6]; /* in the order of nvmlDeviceAttributes_t */
     int compute, graphics;
     int remap_pending, remap_failed, clock_reasons, recovery_action, fabric_state;
@@ -159,8 +160,8 @@ static void read_fabric(const char *words) {
 static void read_mig(const char *words) {
     struct gpu *mig = &migs[mig_count++];
     mig->compute = mig->graphics = 0;
-    sscanf(words, "mig %d %d %d %d %d %d %llu %u %u %u %u %u %u %95s %95[^\n]", &mig->parent, &mig->place, &mig->gi,
-           &mig->ci, &mig->slices, &mig->compute_slices, &mig->memory, &mig->engines[0], &mig->engines[1],
+    sscanf(words, "mig %d %d %d %d %d %d %d %llu %u %u %u %u %u %u %95s %95[^\n]", &mig->parent, &mig->place, &mig->gi,
+           &mig->ci, &mig->start, &mig->slices, &mig->compute_slices, &mig->memory, &mig->engines[0], &mig->engines[1],
            &mig->engines[2], &mig->engines[3], &mig->engines[4], &mig->engines[5], mig->uuid, mig->name);
 }
 
@@ -613,6 +614,142 @@ int nvmlDeviceGetAttributes_v2(nvmlDevice_t device, nvmlDeviceAttributes_t *attr
         .gpuInstanceSliceCount = (unsigned int)device->slices,
         .computeInstanceSliceCount = (unsigned int)device->compute_slices,
         .memorySizeMB = device->memory,
+    };
+    return SUCCESS;
+}
+
+/* What NVIDIA's DRA driver walks: profiles, and the instances of a GPU. There is a profile for each size that some MIG
+ * device of the GPU has; the handle of an instance is that of its MIG device.
+ */
+enum { INSTANCE_PROFILES = 5 };
+static const struct {
+    int slices;
+    unsigned int id;
+} instance_profiles[INSTANCE_PROFILES] = {{1, 19}, {2, 14}, {3, 9}, {4, 5}, {7, 0}}; /* NVML_GPU_INSTANCE_PROFILE_... */
+
+typedef struct {
+    unsigned int id, isP2pSupported, sliceCount, instanceCount, multiprocessorCount, copyEngineCount, decoderCount,
+        encoderCount, jpegCount, ofaCount;
+    unsigned long long memorySizeMB;
+} nvmlGpuInstanceProfileInfo_t;
+
+typedef struct {
+    unsigned int start, size;
+} nvmlPlacement_t; /* of either kind of instance */
+
+typedef struct {
+    nvmlDevice_t device;
+    unsigned int id, profileId;
+    nvmlPlacement_t placement;
+} nvmlGpuInstanceInfo_t;
+
+typedef struct {
+    unsigned int id, sliceCount, instanceCount, multiprocessorCount, sharedCopyEngineCount, sharedDecoderCount,
+        sharedEncoderCount, sharedJpegCount, sharedOfaCount;
+} nvmlComputeInstanceProfileInfo_t;
+
+typedef struct {
+    nvmlDevice_t device, gpuInstance;
+    unsigned int id, profileId;
+    nvmlPlacement_t placement;
+} nvmlComputeInstanceInfo_t;
+
+static unsigned int profile_of(int slices) {
+    unsigned int profile = 0;
+    while (profile < INSTANCE_PROFILES && instance_profiles[profile].slices != slices)
+        profile++;
+    return profile;
+}
+
+/* The first MIG device of the GPU of that profile, or NULL. */
+static struct gpu *of_profile(nvmlDevice_t device, unsigned int profile) {
+    for (int i = 0; i < mig_count; i++)
+        if (migs[i].parent == index_of(device) && profile_of(migs[i].slices) == profile)
+            return &migs[i];
+    return NULL;
+}
+
+int nvmlDeviceGetGpuInstanceProfileInfo(nvmlDevice_t device, unsigned int profile, nvmlGpuInstanceProfileInfo_t *info) {
+    PLAY_GPU(device);
+    struct gpu *mig = profile < INSTANCE_PROFILES ? of_profile(device, profile) : NULL;
+    if (!mig)
+        return NOT_SUPPORTED;
+    *info = (nvmlGpuInstanceProfileInfo_t){
+        .id = instance_profiles[profile].id,
+        .sliceCount = (unsigned int)mig->slices,
+        .instanceCount = MIGS_OF_A_GPU,
+        .multiprocessorCount = mig->engines[0],
+        .copyEngineCount = mig->engines[1],
+        .decoderCount = mig->engines[2],
+        .encoderCount = mig->engines[3],
+        .jpegCount = mig->engines[4],
+        .ofaCount = mig->engines[5],
+        .memorySizeMB = mig->memory,
+    };
+    return SUCCESS;
+}
+
+int nvmlDeviceGetGpuInstancePossiblePlacements_v2(nvmlDevice_t device, unsigned int id, nvmlPlacement_t *placements,
+                                                  unsigned int *count) {
+    PLAY_GPU(device);
+    *count = 0;
+    for (int i = 0; i < mig_count; i++)
+        if (migs[i].parent == index_of(device) && instance_profiles[profile_of(migs[i].slices)].id == id) {
+            if (placements)
+                placements[*count] = (nvmlPlacement_t){(unsigned int)migs[i].start, (unsigned int)migs[i].slices};
+            ++*count;
+        }
+    return SUCCESS;
+}
+
+int nvmlDeviceGetGpuInstanceById(nvmlDevice_t device, unsigned int id, nvmlDevice_t *instance) {
+    PLAY_GPU(device);
+    for (int i = 0; i < mig_count; i++)
+        if (migs[i].parent == index_of(device) && migs[i].gi == (int)id) {
+            *instance = &migs[i];
+            return SUCCESS;
+        }
+    return NOT_FOUND;
+}
+
+int nvmlGpuInstanceGetInfo(nvmlDevice_t instance, nvmlGpuInstanceInfo_t *info) {
+    PLAY_ON(instance);
+    *info = (nvmlGpuInstanceInfo_t){
+        .device = &gpus[index_of(instance)],
+        .id = (unsigned int)instance->gi,
+        .profileId = instance_profiles[profile_of(instance->slices)].id,
+        .placement = {(unsigned int)instance->start, (unsigned int)instance->slices},
+    };
+    return SUCCESS;
+}
+
+int nvmlGpuInstanceGetComputeInstanceById(nvmlDevice_t instance, unsigned int id, nvmlDevice_t *found) {
+    PLAY_ON(instance);
+    for (int i = 0; i < mig_count; i++)
+        if (migs[i].parent == instance->parent && migs[i].gi == instance->gi && migs[i].ci == (int)id) {
+            *found = &migs[i];
+            return SUCCESS;
+        }
+    return NOT_FOUND;
+}
+
+int nvmlGpuInstanceGetComputeInstanceProfileInfo(nvmlDevice_t instance, unsigned int profile, unsigned int engines,
+                                                 nvmlComputeInstanceProfileInfo_t *info) {
+    PLAY_ON(instance);
+    if (engines || profile != profile_of(instance->compute_slices))
+        return NOT_SUPPORTED;
+    *info = (nvmlComputeInstanceProfileInfo_t){.id = profile, .sliceCount = (unsigned int)instance->compute_slices};
+    return SUCCESS;
+}
+
+int nvmlComputeInstanceGetInfo_v2(nvmlDevice_t instance, nvmlComputeInstanceInfo_t *info) {
+    PLAY_ON(instance);
+    *info = (nvmlComputeInstanceInfo_t){
+        .device = &gpus[index_of(instance)],
+        .gpuInstance = instance,
+        .id = (unsigned int)instance->ci,
+        .profileId = profile_of(instance->compute_slices),
+        .placement = {0, (unsigned int)instance->compute_slices},
     };
     return SUCCESS;
 }
