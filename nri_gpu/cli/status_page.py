@@ -165,7 +165,10 @@ def _rows(gpu: UnitStatus, external: tuple[ExternalStatus, ...], now: float) -> 
     holders = [(pod_of(each), each.container, _since(each, now)) for each in gpu.holders]
     shifted = {(each.pod, each.container) for each in gpu.opened_by}
     opening = [each for each in external if gpu.uuid in each.gpu_uuids and (each.pod, each.container) not in shifted]
-    rows = [(each.pod, each.container, f"opens {number_of(each.gpu_uuids)}") for each in opening]
+    rows = [
+        (each.pod, each.container, f"claims {each.prepared}" if each.prepared else f"opens {number_of(each.gpu_uuids)}")
+        for each in opening
+    ]
     holders += rows or [(pod, "-", "-") for pod in gpu.foreign]  # an older daemon names pods alone
     holders += [(each.pod, each.container, "by its number") for each in gpu.opened_by]
     why = gpu.withheld if holders else gpu.unavailable  # the columns show who holds it

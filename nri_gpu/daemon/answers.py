@@ -196,6 +196,7 @@ class ExternalStatus(Struct, frozen=True, kw_only=True):
     """A container that opens GPUs and MIG devices which nri-gpu did not grant it.
 
     gpu_uuids: those that it keeps from others. watched: those that it keeps from nobody, since it is a monitor.
+    prepared: the device of NVIDIA's DRA driver by which it will open them, while no container does; else empty.
     """
 
     pod: str
@@ -203,6 +204,7 @@ class ExternalStatus(Struct, frozen=True, kw_only=True):
     container_id: str
     gpu_uuids: tuple[str, ...]
     watched: tuple[str, ...]
+    prepared: str = ""
 
 
 class ReleasingStatus(Struct, frozen=True):

@@ -98,6 +98,7 @@ class Daemon:
             fixed.kubelet,
             self._succession,
             offered_twice=any(dra_faults(fixed.dra, fixed.kubelet)),
+            claims=fixed.dra.enabled,
         )
         self._dra = DraController(folder.path, state, self._plugin, fixed)
         self._ledger_file = LedgerFile(folder.path / LEDGER, state)
@@ -165,7 +166,8 @@ class Daemon:
         except (OSError, ValueError) as error:
             bound = logger.bind(path=str(file), fault=str(error))
             bound.warning("last ledger not read; recently released GPUs are unknown")
-        self._state.ledger = replace(ledger, claims=self._dra.recalled())
+        prepared = {} if self._plugin.external.pods is None else ledger.prepared  # nobody would tell of their end
+        self._state.ledger = replace(ledger, prepared=prepared, claims=self._dra.recalled())
 
     def watch_policy(self, file: Path) -> None:
         """Reload the policy whenever `file` changes, too."""

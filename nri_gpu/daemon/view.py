@@ -117,6 +117,7 @@ def _external(container: ExternalAllocation) -> answers.ExternalStatus:
         container_id=container.container_id,
         gpu_uuids=tuple(sorted(container.held)),
         watched=tuple(sorted(container.watched)),
+        prepared=container.device,
     )
 
 

@@ -10,7 +10,7 @@ from typing import Final, assert_never
 
 from msgspec.structs import replace
 
-from nri_gpu.domain.allocation import ClaimUid
+from nri_gpu.domain.allocation import NVIDIA_DRIVER, ClaimUid
 from nri_gpu.domain.container import Pod, PodUid
 from nri_gpu.domain.decision import Code, Reason
 from nri_gpu.domain.gpu import Gpu, GpuUuid, MigPart, Unit, health_of
@@ -97,6 +97,7 @@ NAME_SHOWN_MAX: Final = 80  # characters; a pod's `namespace/name` can have 317
 HOLDER_SHOWN_MAX: Final = 120  # characters
 OPENING_POD_SHOWN_MAX, OPENING_CONTAINER_SHOWN_MAX = 42, 34  # characters: the words between them end what is shown
 EXTERNAL_CONTAINER_SHOWN_MAX: Final = 22  # characters
+PREPARED_SHOWN_MAX: Final = 42  # characters of a device's name
 WHY_SHOWN_MAX: Final = 200  # characters
 HOLDERS_SHOWN: Final = 3
 HIDDEN_SHOWN: Final = 3
@@ -245,6 +246,8 @@ def _holders(usage: Usage, pod_uid: PodUid | None = None) -> str:
 def opener(other: ExternalAllocation) -> str:
     """Name a container that can open a GPU which it was not granted, why, and how many GPUs it keeps from others."""
     pod = clipped(other.pod, OPENING_POD_SHOWN_MAX)
+    if other.device:
+        return f"{pod} (by a claim of {NVIDIA_DRIVER}, {clipped(other.device, PREPARED_SHOWN_MAX)})"
     if not other.container:
         name = f", whose container {clipped(other.name, EXTERNAL_CONTAINER_SHOWN_MAX)}" if other.name else ", which"
         return f"{pod} (not through nri-gpu){name} opens {number_of(other.held)}"

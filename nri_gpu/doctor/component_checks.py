@@ -13,6 +13,7 @@ from nri_gpu.decision.refusals import number_of
 from nri_gpu.doctor.cdi_checks import docker_engine
 from nri_gpu.doctor.examined import Examined
 from nri_gpu.doctor.runtimes import ContainerRuntime
+from nri_gpu.domain.allocation import NVIDIA_DRIVER
 from nri_gpu.domain.finding import Finding, error, in_policy, ok, unseen, warning
 from nri_gpu.domain.gpu import GpuUuid
 from nri_gpu.domain.text import listed
@@ -74,6 +75,8 @@ def external_findings(seen: Examined) -> Iterator[Finding]:
 
 def _holds(each: ExternalStatus) -> str:
     opened = f"opens {number_of(each.gpu_uuids)} that nri-gpu did not grant to it"
+    if each.prepared:
+        opened = f"has a claim of {NVIDIA_DRIVER}, which prepared {each.prepared} for it"
     return f"{each.pod}, container {each.container}, {opened}: no other container gets them exclusively"
 
 

@@ -85,15 +85,26 @@ class ResourceStatus(Struct, frozen=True):
     fault: str
 
 
+NVIDIA_DRIVER: Final = "gpu.nvidia.com"  # NVIDIA's DRA driver of GPUs (kubernetes-sigs/dra-driver-nvidia-gpu)
+
+
+class PreparedDevice(Struct, frozen=True):
+    """A device that NVIDIA's DRA driver prepared for a container, by the names in its slices, which are untrusted."""
+
+    pool: str  # the node's name
+    device: str
+
+
 class ContainerDevices(Struct, frozen=True):
     """The devices that PodResources lists for a container. The ids are any device plugin's, so they are untrusted.
 
-    claims: those by whose devices of ours it gets GPUs.
+    claims: those by whose devices of ours it gets GPUs. prepared: devices of claims that NVIDIA's driver prepared.
     """
 
     name: str
     devices: tuple[AllocatedDevice, ...] = ()
     claims: frozenset[ClaimUid] = frozenset()
+    prepared: tuple[PreparedDevice, ...] = ()
 
     def of(self, resource: str) -> frozenset[str]:
         """Return the ids of one resource's devices."""

@@ -161,6 +161,7 @@ class MigDescription(Recorded, frozen=True, kw_only=True):
     unavailable: str = ""  # why it cannot be granted; empty when it can
     processes: bounds.ProcessCount | None = None  # this and the next as a `Gpu`'s
     engines: MigEngines = MigEngines()
+    placement: bounds.MigNumber | None = None  # first memory slice of its GPU instance (nvmlGpuInstanceGetInfo)
 
 
 class MigDevice(MigDescription, Value, frozen=True, kw_only=True):

@@ -358,6 +358,10 @@ CATALOGUE: Final[Mapping[str, Mapping[str, tuple[str, str]]]] = {
             "The kubelet does not say what other device plugins allocated, nor what was allocated before nri-gpu came.",
             "Start the kubelet, or set kubelet.podresources to its socket.",
         ),
+        "PodResources names devices of gpu.nvidia.com that this node does not have": (
+            "NVIDIA's DRA driver prepared a device whose name or pool is no GPU's of this node, so it holds none.",
+            "Compare that driver's ResourceSlice with `nri-gpu gpus`, and restart its pod on this node.",
+        ),
         "PodResources not read because of a bug in nri-gpu": ("A bug in nri-gpu.", REPORT),
         "kubelet allocation not valid": (
             "The kubelet allocated GPUs to a container that cannot be granted.",

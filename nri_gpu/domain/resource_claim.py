@@ -100,8 +100,12 @@ def device_name(unit: Unit) -> str:
     if isinstance(unit, Gpu):
         return name
     device = unit.device
-    profile = device.profile.replace(".", "").replace("+", "-")
-    return f"{name}-mig-{profile}-{device.gpu_instance_id}-{device.compute_instance_id}"
+    return f"{name}-mig-{profile_label(device.profile)}-{device.gpu_instance_id}-{device.compute_instance_id}"
+
+
+def profile_label(profile: str) -> str:
+    """Return a MIG profile as part of a device's name, as NVIDIA's driver writes it, too: `1g10gb-me`."""
+    return profile.replace(".", "").replace("+", "-")
 
 
 def usable_uid(uid: str) -> bool:

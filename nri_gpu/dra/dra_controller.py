@@ -39,6 +39,7 @@ from nri_gpu.dra.questions import (
 from nri_gpu.dra.read_claims import ClaimAllocations
 from nri_gpu.kubelet.allocations import KubeletPods
 from nri_gpu.kubelet.kubelet_controller import inquire
+from nri_gpu.kubelet.read_listing import ExternalAllocations
 from nri_gpu.kubelet.required_device import RequiredDevice
 from nri_gpu.ledger.claims import joined, users
 from nri_gpu.ledger.events import ClaimPrepared, ClaimReleased, ClaimsJoined, LedgerEvent
@@ -70,6 +71,7 @@ class ClaimsPlugin(Protocol):
     """The calls that the DRA controller makes on the NRI plugin."""
 
     claims: ClaimAllocations
+    external: ExternalAllocations
 
     def aged(self, node: Node) -> Node:
         """Return the node with the age of its inventory, where policy asks for it."""
@@ -193,6 +195,7 @@ class DraController:
         match question:
             case AskView(after, report):
                 self.asked_s, self._asked, self.report = time.time(), time.monotonic(), report or self.report
+                self._plugin.external.node = self.report.node
                 return await self._next_view(after)
             case AskPrepare(claim):
                 return self._prepare(claim)

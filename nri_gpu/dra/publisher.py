@@ -84,7 +84,7 @@ class Publisher:
         self._pauses = Backoff(times.apart, times.longest_apart)
         self._written_at = 0.0
         self._log, self._log_gates = LogOnce(), LogOnce()
-        self.report, self.reported = DriverReport(), asyncio.Event()
+        self.report, self.reported = DriverReport(node=node), asyncio.Event()
 
     def put(self, view: NodeView) -> None:
         """Take what the daemon offers from now on. While the daemon does not know its GPUs, all stays as it is."""
@@ -244,7 +244,7 @@ class Publisher:
             logger.bind(gpus=devices).info("ResourceSlices published")
         self._log.clear()
         self._log_gates.note("feature gates are off on the API server, publishing without them", ", ".join(missing))
-        self._report(DriverReport(published=devices, missing=missing))
+        self._report(DriverReport(published=devices, missing=missing, node=self._node))
 
     def _report(self, report: DriverReport) -> None:
         if report != self.report:

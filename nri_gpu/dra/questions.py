@@ -85,7 +85,8 @@ class DriverReport(Struct, frozen=True):
 
     published: devices in the slices on the API server. missing: feature gates that the server lacks for what policy
     wants, `DRADeviceTaints`. fault: what does not work now, a sentence; empty where all is well. unwritten: why a CDI
-    specification of a prepared claim is missing or wrong. restored: how many were, and were written again.
+    specification of a prepared claim is missing or wrong. restored: how many were, and were written again. node: this
+    node's name in Kubernetes.
     """
 
     published: int = 0
@@ -93,6 +94,7 @@ class DriverReport(Struct, frozen=True):
     fault: str = ""
     unwritten: str = ""
     restored: int = 0
+    node: str = ""
 
 
 class AskView(Struct, frozen=True, tag=True):

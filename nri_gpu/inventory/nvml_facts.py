@@ -219,7 +219,7 @@ def mig_devices(nvml: NvmlClient, gpu: object, index: int) -> list[dict[str, obj
             if error.code not in _NO_DEVICE:
                 raise
             continue
-        _describe_mig(nvml, device, handle, index, total_bytes)
+        _describe_mig(nvml, device, handle, gpu, index, total_bytes)
         devices.append(device)
     return devices
 
@@ -256,8 +256,10 @@ def _mig_identity(nvml: NvmlClient, handle: object, gpu: int) -> dict[str, objec
     }
 
 
-def _describe_mig(nvml: NvmlClient, device: dict[str, object], handle: object, gpu: int, total_bytes: int) -> None:
-    """Read the other facts. A MIG device that fails here keeps its name and is unavailable.
+def _describe_mig(
+    nvml: NvmlClient, device: dict[str, object], handle: object, whole: object, gpu: int, total_bytes: int
+) -> None:
+    """Read the other facts. A MIG device that fails here keeps its name and is unavailable. whole: its GPU's handle.
 
     Raises: NvmlCallError, when the GPU is gone.
     """
@@ -265,10 +267,17 @@ def _describe_mig(nvml: NvmlClient, device: dict[str, object], handle: object, g
     try:
         for facts in _mig_descriptions(nvml, handle, gpu, total_bytes):
             device |= facts
+        device["placement"] = _placement(nvml, whole, device["gpu_instance_id"], gpu)
     except NvmlCallError as error:
         if error.code in GPU_GONE:
             raise
         device["unavailable"] = str(error)
+
+
+def _placement(nvml: NvmlClient, whole: object, instance_id: object, gpu: int) -> int | None:
+    instance = nvml.optional("nvmlDeviceGetGpuInstanceById", whole, instance_id, gpu=gpu)
+    found = None if instance is None else nvml.optional("nvmlGpuInstanceGetInfo", instance, gpu=gpu)
+    return None if found is None else int(found.placement.start)
 
 
 def _mig_descriptions(nvml: NvmlClient, handle: object, gpu: int, total_bytes: int) -> Iterator[Mapping[str, object]]:

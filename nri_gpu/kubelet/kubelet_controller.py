@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Final, Protocol
 from loguru import logger
 
 from nri_gpu.domain.allocation import PodDevices, ResourceStatus
+from nri_gpu.domain.container import Pod
 from nri_gpu.domain.errors import RestartNeededError
 from nri_gpu.kubelet.advertised import AdvertisedDevices, ReservingPlugin
 from nri_gpu.kubelet.allocations import KubeletPods
@@ -46,6 +47,9 @@ class NriPlugin(ReservingPlugin, Protocol):
     def kubelet_listed(self, listed: tuple[PodDevices, ...]) -> None:
         """Take what PodResources lists."""
 
+    def kubelet_told(self, pod: Pod, given: PodDevices) -> None:
+        """Take what PodResources says of one pod."""
+
 
 def set_up_grpc() -> None:
     """Set gRPC's environment, before its first import."""
@@ -71,9 +75,9 @@ async def inquire(
 class KubeletController:
     """The device plugin and the questions to PodResources, each where policy wants it.
 
-    devices: what is advertised to the kubelet. offered_twice: as `AdvertisedDevices` takes it. times: of endpoints;
-    None: the usual ones. tick_s: between two looks for what changes with time alone: grants that lapse, an inventory
-    that grows old.
+    devices: what is advertised to the kubelet. offered_twice: as `AdvertisedDevices` takes it. claims: whether
+    ResourceClaims are served here, beside which NVIDIA's driver may serve others. times: of endpoints; None: the usual
+    ones. tick_s: between two looks for what changes with time alone: grants that lapse, an inventory that grows old.
     """
 
     def __init__(
@@ -84,6 +88,7 @@ class KubeletController:
         succession: Succession | None = None,
         *,
         offered_twice: bool = False,
+        claims: bool = False,
         times: EndpointTimes | None = None,
         tick_s: float = TICK_S,
     ) -> None:
@@ -110,9 +115,9 @@ class KubeletController:
         if settings.enabled:
             plugin.kubelet.awaited = True
             node_state.then(self.changed, *Changed)
-        if settings.podresources and (settings.enabled or settings.injects_external):
+        if settings.podresources and (settings.enabled or settings.injects_external or claims):
             # Set before we ask the runtime for events, so that events of sandboxes are among them.
-            plugin.external.pods = KubeletPods(settled=False)
+            plugin.external.pods = KubeletPods(settled=False, told=plugin.kubelet_told)
 
     def begin(self) -> None:
         """Read the tokens' key before the runtime lists its containers, some of which have tokens."""

@@ -16,7 +16,14 @@ from msgspec import Struct
 
 from nri_gpu._pb import podresources_pb2 as pb
 from nri_gpu._pb import podresources_pb2_grpc as pb_grpc
-from nri_gpu.domain.allocation import AllocatedDevice, ContainerDevices, PodDevices, claim_of_device
+from nri_gpu.domain.allocation import (
+    NVIDIA_DRIVER,
+    AllocatedDevice,
+    ContainerDevices,
+    PodDevices,
+    PreparedDevice,
+    claim_of_device,
+)
 from nri_gpu.domain.errors import NriGpuError
 from nri_gpu.domain.text import shown
 from nri_gpu.kubelet.allocations import KubeletPods
@@ -133,9 +140,15 @@ def _pod(pod: pb.PodResources) -> PodDevices:
 def _container(container: pb.ContainerResources) -> ContainerDevices:
     # There is an entry for each NUMA node, so a resource can appear several times.
     devices = {AllocatedDevice(each.resource_name, id_): None for each in container.devices for id_ in each.device_ids}
-    resources = (each for resource in container.dynamic_resources for each in resource.claim_resources)
+    resources = [each for resource in container.dynamic_resources for each in resource.claim_resources]
     claims = {claim_of_device(device.name) for each in resources for device in each.cdi_devices}
-    return ContainerDevices(container.name, tuple(devices), frozenset(each for each in claims if each))
+    prepared = {
+        PreparedDevice(each.pool_name, each.device_name): None  # of several shares, once
+        for each in resources
+        # Our own driver may have that name.
+        if each.driver_name == NVIDIA_DRIVER and not any(claim_of_device(device.name) for device in each.cdi_devices)
+    }
+    return ContainerDevices(container.name, tuple(devices), frozenset(each for each in claims if each), tuple(prepared))
 
 
 class QuestionPace(Struct, frozen=True):

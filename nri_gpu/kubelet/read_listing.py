@@ -38,9 +38,10 @@ from nri_gpu.domain.allocation import (
     AllocationPending,
     KubeletAllocation,
     PodDevices,
+    PreparedDevice,
     gpu_groups,
 )
-from nri_gpu.domain.container import Container, Pod
+from nri_gpu.domain.container import Container, Pod, PodId
 from nri_gpu.domain.gpu import GpuUuid
 from nri_gpu.domain.names import BASE_KEY
 from nri_gpu.domain.node import Inventory
@@ -48,9 +49,12 @@ from nri_gpu.domain.text import clipped
 from nri_gpu.domain.text import listed as listed_names
 from nri_gpu.kubelet.allocations import KubeletPods
 from nri_gpu.ledger.events import ListedDevice, Reconciled
+from nri_gpu.ledger.holders import DriverDevice
+from nri_gpu.ledger.prepared import VFIO, gpu_of, minor_of
 from nri_gpu.policy.kubelet_settings import KubeletSettings, MigStrategy
 from nri_gpu.request.environment import MOUNTED_NAMES, VARIABLE, named_devices
 from nri_gpu.system.state import NodeState
+from nri_gpu.system.tasks import LogOnce
 
 SHOWN_MAX: Final = 3  # names in a sentence
 NAME_MAX: Final = 80  # characters
@@ -300,7 +304,9 @@ class ExternalAllocations:
 
     def __init__(self, state: NodeState) -> None:
         self.pods: KubeletPods | None = None
+        self.node = ""  # the name of this node, which its pool has in NVIDIA's driver; empty while it is not known
         self._state = state
+        self._odd = LogOnce()
         self._complaints: deque[tuple[str, str, str]] = deque(maxlen=COMPLAINTS_MAX)
 
     @property
@@ -340,7 +346,43 @@ class ExternalAllocations:
         """Make the ledger's event of a List of PodResources."""
         reserved = self._state.ledger.reservations
         about = frozenset(device for device in reserved if is_gpu_resource(device, self._settings))
-        return Reconciled(now, tuple(self._named(listed)), about)
+        self._warn_of_odd(listed)
+        sandbox_of = self.pods.sandbox_of if self.pods else lambda _: None
+        prepared = (device for pod in listed for device in self.prepared(pod, sandbox_of(pod)))
+        return Reconciled(now, tuple(self._named(listed)), about, tuple(prepared))
+
+    def prepared(self, listed: PodDevices, pod: Pod | None) -> Iterator[DriverDevice]:
+        """Yield the devices that NVIDIA's DRA driver prepared for a pod, as far as they can be GPUs of this node.
+
+        pod: its sandbox, where that is known.
+        """
+        for container in listed.containers:
+            for each in container.prepared:
+                if not self._odd_pool(each) and minor_of(each.device) is not None:
+                    yield DriverDevice(
+                        device=each.device,
+                        namespace=listed.namespace,
+                        pod_name=listed.name,
+                        container_name=container.name,
+                        pod_id=pod.id if pod else PodId(""),
+                    )
+
+    def _odd_pool(self, device: PreparedDevice) -> bool:
+        return bool(self.node) and device.pool != self.node
+
+    def _warn_of_odd(self, listed: tuple[PodDevices, ...]) -> None:
+        """Log which listed devices of NVIDIA's DRA driver are no GPU of this node, when these are other ones."""
+        inventory = self._state.node.inventory
+        devices = {each for pod in listed for container in pod.containers for each in container.prepared}
+        odd = {
+            f"{each.pool}/{each.device}"
+            for each in devices
+            if self._odd_pool(each)
+            or (inventory.gpus and not (gpu_of(each.device, inventory) or VFIO.fullmatch(each.device)))
+        }
+        self._odd.warning(
+            "PodResources names devices of gpu.nvidia.com that this node does not have", _shown(odd) if odd else ""
+        )
 
     def synchronized(self, containers: Iterable[Container]) -> None:
         """Take over the sandboxes of the runtime's list, to ask about them."""

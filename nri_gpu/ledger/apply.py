@@ -1,8 +1,8 @@
 """The ledger after an event. All that changes a ledger is here, and pure.
 
-Three parts, in this order: who holds what (entries.py), what the kubelet keeps for pods (reservations.py), which GPUs
-are being released (releasing.py). The last two follow from what each container held before and holds now, wherever they
-can, so that no event can forget them.
+Four parts, in this order: who holds what (entries.py), what the kubelet keeps for pods (reservations.py), which GPUs
+are being released (releasing.py), what NVIDIA's DRA driver prepared (prepared.py). The middle two follow from what each
+container held before and holds now, wherever they can, so that no event can forget them.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from nri_gpu.ledger.entries import entries_after, superseded
 from nri_gpu.ledger.events import Created, FoundAtStart, LedgerEvent, Renumbered, Rules, Synchronized
 from nri_gpu.ledger.ledger import Ledger
 from nri_gpu.ledger.opened import seen, seen_one
+from nri_gpu.ledger.prepared import prepared_after, with_prepared
 from nri_gpu.ledger.releasing import releasing_after
 from nri_gpu.ledger.reservations import redeemed, reservations_after
 
@@ -21,7 +22,8 @@ def apply(ledger: Ledger, event: LedgerEvent, rules: Rules) -> Ledger:
     after = entries_after(ledger, event, rules)
     after = reservations_after(ledger, after, event, rules.listed_pods)
     after = releasing_after(ledger, after, event, rules)
-    return _opened_after(after, event, rules)
+    after = _opened_after(prepared_after(after, event), event, rules)
+    return with_prepared(after, rules.inventory, rules.monitors)
 
 
 def cleared_for(ledger: Ledger, container: Container, now: float) -> Ledger:

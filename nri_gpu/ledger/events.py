@@ -16,6 +16,7 @@ from nri_gpu.domain.gpu import GpuUuid
 from nri_gpu.domain.mps import Seat
 from nri_gpu.domain.node import Inventory
 from nri_gpu.domain.resource_claim import ClaimUid, PreparedClaim
+from nri_gpu.ledger.holders import DriverDevice
 from nri_gpu.ledger.ledger import Entry, Live
 from nri_gpu.ledger.opened import NO_MONITORS, Monitors
 
@@ -122,10 +123,20 @@ class ListedDevice(Struct, frozen=True):
 
 
 class Reconciled(_At, frozen=True):
-    """PodResources listed what the kubelet allocated. about: the reservations that it could have told of."""
+    """PodResources listed what the kubelet allocated. about: the reservations that it could have told of.
+
+    prepared: all devices that NVIDIA's DRA driver prepared.
+    """
 
     listed: tuple[ListedDevice, ...]
     about: frozenset[AllocatedDevice]
+    prepared: tuple[DriverDevice, ...] = ()
+
+
+class DevicesPrepared(_At, frozen=True):
+    """PodResources told of one pod for which NVIDIA's DRA driver prepared these."""
+
+    devices: tuple[DriverDevice, ...]
 
 
 class AllocationKnown(_At, frozen=True):
@@ -202,6 +213,7 @@ LedgerEvent = (
     | Synchronized
     | DevicesAllocated
     | Reconciled
+    | DevicesPrepared
     | AllocationKnown
     | ClaimPrepared
     | ClaimsJoined

@@ -9,7 +9,7 @@ from typing import Final
 from msgspec import Struct
 from msgspec.structs import replace
 
-from nri_gpu.domain.allocation import AllocatedDevice
+from nri_gpu.domain.allocation import NVIDIA_DRIVER, AllocatedDevice
 from nri_gpu.domain.container import ContainerId, PodId, PodUid
 from nri_gpu.domain.decision import Grant
 from nri_gpu.domain.gpu import GpuUuid
@@ -59,10 +59,30 @@ class Reservation(Recorded, frozen=True, kw_only=True):
     container_name: str = "-"
 
 
-class ExternalAllocation(Recorded, frozen=True):
-    """A container that can open GPUs and MIG devices which no signed grant on it names."""
+class DriverDevice(Struct, frozen=True, kw_only=True):
+    """A device that NVIDIA's DRA driver prepared for a container, as PodResources lists it."""
 
-    container_id: ContainerId
+    device: str  # `gpu-3`, `gpu-3-mig-1g10gb-19-0`
+    namespace: str
+    pod_name: str
+    container_name: str
+    pod_id: PodId = PodId("")  # of the sandbox that runs under that name, or empty
+    unlisted_since: float | None = None  # PodResources does not list it any more, seconds on the monotonic clock
+
+    @property
+    def id(self) -> ContainerId:
+        """Return the id under which its GPU is held: no runtime makes a container id with a slash."""
+        names = (NVIDIA_DRIVER, self.device, self.namespace, self.pod_name, self.container_name)
+        return ContainerId("/".join(names))
+
+
+class ExternalAllocation(Recorded, frozen=True):
+    """A container that can open GPUs and MIG devices which no signed grant on it names.
+
+    Or one that will: NVIDIA's DRA driver has prepared its device, and no container opens it yet.
+    """
+
+    container_id: ContainerId  # or that of a `DriverDevice`
     pod_id: PodId
     pod: str
     uuids: frozenset[GpuUuid]
@@ -71,6 +91,7 @@ class ExternalAllocation(Recorded, frozen=True):
     name: str = ""  # the container's name in both cases
     watched: frozenset[GpuUuid] = frozenset()  # of `uuids`, opened but not held: its pod is a monitor
     regained: frozenset[GpuUuid] = frozenset()  # of `uuids`, held again: its pod was a monitor
+    device: str = ""  # that was prepared for it; empty for a container that exists
 
     @property
     def held(self) -> frozenset[GpuUuid]:

@@ -18,7 +18,7 @@ from nri_gpu.domain.gpu import GpuUuid
 from nri_gpu.domain.gpu_request import Mode
 from nri_gpu.domain.resource_claim import ClaimHold, ClaimUid, PreparedClaim
 from nri_gpu.domain.value import Recorded
-from nri_gpu.ledger.holders import ExternalAllocation, Releasing, Reservation, Usage, taken
+from nri_gpu.ledger.holders import DriverDevice, ExternalAllocation, Releasing, Reservation, Usage, taken
 
 
 class GrantPhase(StrEnum):
@@ -102,12 +102,14 @@ class Ledger(Struct, frozen=True):
     """The holders of a node's GPUs. `apply` (ledger/apply.py) makes the next one of it."""
 
     entries: Mapping[ContainerId, Entry] = {}  # grants
-    # GPUs that containers can open and were not granted: made of `live`, whose numbers may be other GPUs' tomorrow.
+    # GPUs that containers can open and were not granted: made of `live`, whose numbers may be other GPUs' tomorrow, and
+    # of `prepared`, where no such container is there yet.
     external: Mapping[ContainerId, ExternalAllocation] = {}
     releasing: Mapping[GpuUuid, Releasing] = {}  # GPUs that other pods wait for
     live: Mapping[ContainerId, Live] = {}  # the devices that containers have
     reservations: Mapping[AllocatedDevice, Reservation] = {}
     claims: Mapping[ClaimUid, PreparedClaim] = {}  # each holds its GPUs for its pods
+    prepared: Mapping[ContainerId, DriverDevice] = {}  # by NVIDIA's DRA driver; by their ids
     processes: Mapping[ContainerId, FirstProcess] = {}  # of containers that were started and have devices
     stuck: frozenset[GpuUuid] = frozenset()  # no pod should be sent there: lost containers hold them for long
     unlisted: Mapping[AllocatedDevice, float] = {}  # reservations that PodResources does not list, and since when

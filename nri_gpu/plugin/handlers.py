@@ -40,6 +40,7 @@ from nri_gpu.ledger.events import (
     ClaimsInQuestion,
     Created,
     DevicesAllocated,
+    DevicesPrepared,
     Gone,
     LedgerEvent,
     Looked,
@@ -395,6 +396,11 @@ class Plugin:
         """Take all that the kubelet has given, and to whom: add forgotten reservations, and end those that are over."""
         self.lapse()
         self.apply(self.external.reconciled(given, self._needs.clock()))
+
+    def kubelet_told(self, pod: Pod, given: PodDevices) -> None:
+        """Take what NVIDIA's DRA driver prepared for one pod, at once: its containers come next."""
+        if devices := tuple(self.external.prepared(given, pod)):
+            self.apply(DevicesPrepared(self._needs.clock(), devices))
 
     def aged(self, node: Node) -> Node:
         """Add a snapshot's age where it is so old that the policy refuses; else return the very same object."""

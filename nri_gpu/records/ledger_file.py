@@ -15,7 +15,7 @@ from nri_gpu.domain.container import ContainerId, FirstProcess, PodId, PodUid
 from nri_gpu.domain.decision import Grant
 from nri_gpu.domain.gpu import GpuUuid
 from nri_gpu.domain.gpu_request import Mode
-from nri_gpu.ledger.holders import ExternalAllocation, Releasing, Reservation
+from nri_gpu.ledger.holders import DriverDevice, ExternalAllocation, Releasing, Reservation
 from nri_gpu.ledger.ledger import Entry, GrantPhase, Ledger, Live
 from nri_gpu.ledger.reservations import reservation_id, reserved_device
 from nri_gpu.system.state import Changed, NodeState
@@ -86,6 +86,7 @@ class LedgerDocument(Struct, frozen=True, kw_only=True):
     leaving: tuple[ReleasingLine, ...] = ()  # GPUs that were just released
     processes: Mapping[ContainerId, FirstProcess] = {}  # the first of each container that was started
     opened: tuple[Live, ...] = ()  # what such a container can open
+    prepared: tuple[DriverDevice, ...] = ()  # by NVIDIA's DRA driver
 
 
 def write_ledger(file: Path, ledger: Ledger) -> None:
@@ -116,6 +117,7 @@ def write_ledger(file: Path, ledger: Ledger) -> None:
     )
     opened = (each for id_, each in ledger.live.items() if id_ in ledger.processes)
     lists = f' "grants": {_lines(grants)},\n "foreign": {_lines(foreign)},\n "leaving": {_lines(leaving)}'
+    lists += f',\n "prepared": {_lines(ledger.prepared.values())}'
     lists += f',\n "opened": {_lines(opened)},\n "processes": {msgspec.json.encode(ledger.processes).decode()}'
     write_whole(file, f'{{\n "schema": "{LEDGER_SCHEMA}",\n{lists}\n}}\n'.encode())
 
@@ -183,7 +185,9 @@ def _ledger_of(document: LedgerDocument, now: float) -> Ledger:
         for each in document.foreign
         if each.container_id in live and (each.watched or each.regained)
     }
-    return Ledger(entries, external, releasing, live, reservations, processes=document.processes)
+    # Until PodResources answers the next daemon. A sandbox may end meanwhile, which nobody tells then.
+    prepared = {each.id: replace(each, pod_id=PodId("")) for each in document.prepared}
+    return Ledger(entries, external, releasing, live, reservations, prepared=prepared, processes=document.processes)
 
 
 class LedgerFile:
@@ -230,7 +234,7 @@ class LedgerFile:
 
 def _only_here(ledger: Ledger) -> object:
     """Return what only this file can restore for the next daemon: the runtime reports none of it."""
-    return ledger.reservations, ledger.releasing, ledger.processes, ledger.lost
+    return ledger.reservations, ledger.releasing, ledger.processes, ledger.lost, ledger.prepared
 
 
 def _lines(each: Iterable[Struct]) -> str:

@@ -23,6 +23,7 @@ from nri_gpu.ledger.events import (
     ClaimsJoined,
     Created,
     DevicesAllocated,
+    DevicesPrepared,
     FoundAtStart,
     Gone,
     HeldForLong,
@@ -42,6 +43,7 @@ from nri_gpu.ledger.events import (
     Ticked,
 )
 from nri_gpu.ledger.grant_text import sign_grant
+from nri_gpu.ledger.holders import DriverDevice
 from nri_gpu.ledger.ledger import Entry, GrantPhase, Lapse, Ledger, Live
 from nri_gpu.ledger.opened import live
 from nri_gpu.records.journal import Journal
@@ -76,6 +78,17 @@ listed = st.builds(
     st.sampled_from(DEVICES),
     st.booleans(),
 )
+prepared = st.builds(
+    lambda entry, device: DriverDevice(
+        device=device,
+        namespace=entry.grant.namespace,
+        pod_name=entry.grant.pod_name,
+        container_name=entry.grant.container_name,
+        pod_id=entry.grant.pod_id,
+    ),
+    entries,
+    st.sampled_from(["gpu-7", "gpu-6", "gpu-6-mig-1g5gb-19-0", "gpu-99", "gpu-vfio-7", "gpu"]),
+)
 # A runtime lists no container twice.
 lists = st.lists(entries, max_size=2, unique_by=lambda entry: entry.grant.container_id).map(tuple)
 processes = st.dictionaries(ids, st.builds(FirstProcess, st.integers(1, 9), st.integers(1, 9)), max_size=2)
@@ -89,7 +102,14 @@ events: st.SearchStrategy[LedgerEvent] = st.one_of(
     st.builds(PodGone, ats, entries.map(lambda entry: PodId(entry.grant.pod_id))),
     st.builds(Synchronized, ats, st.frozensets(ids, max_size=2), lists),
     st.builds(DevicesAllocated, ats, devices, st.booleans()),
-    st.builds(Reconciled, ats, st.lists(listed, max_size=2).map(tuple), st.frozensets(st.sampled_from(DEVICES))),
+    st.builds(
+        Reconciled,
+        ats,
+        st.lists(listed, max_size=2).map(tuple),
+        st.frozensets(st.sampled_from(DEVICES)),
+        st.lists(prepared, max_size=2).map(tuple),
+    ),
+    st.builds(DevicesPrepared, ats, st.lists(prepared, min_size=1, max_size=2).map(tuple)),
     st.builds(AllocationKnown, ats, ids, allocations),
     st.builds(ClaimPrepared, ats, strategies.prepared_claims),
     st.builds(lambda at, claim: ClaimsJoined(at, (claim,)), ats, strategies.prepared_claims),

@@ -118,7 +118,8 @@ class DraCluster:
 
     def offered(self) -> list[Object]:
         """The devices of all our slices, in the scheduler's order."""
-        slices = sorted(self.cluster.get("resourceslices"), key=lambda each: str(each["metadata"]["name"]))
+        found = [each for each in self.cluster.get("resourceslices") if each["spec"]["driver"] == CLASS]
+        slices = sorted(found, key=lambda each: str(each["metadata"]["name"]))
         return [device for each in slices for device in each["spec"].get("devices", [])]
 
     def wait_devices(self, what: str, ready: Callable[[list[Object]], bool]) -> None:

@@ -10,7 +10,7 @@ from typing import Self
 from msgspec.structs import replace
 
 from nri_gpu._pb import nri_pb2 as pb
-from nri_gpu.domain.allocation import AllocatedDevice, ContainerDevices, PodDevices, ResourceStatus
+from nri_gpu.domain.allocation import AllocatedDevice, ContainerDevices, PodDevices, PreparedDevice, ResourceStatus
 from nri_gpu.domain.container import Container, ContainerId, Pod
 from nri_gpu.domain.gpu import Gpu, GpuUuid
 from nri_gpu.domain.node import Node
@@ -226,7 +226,7 @@ class ExternalNode(PluginNode):
 
     def start_daemon(self, *, connected: bool) -> None:
         super().start_daemon(connected=connected)
-        self.pods = KubeletPods()
+        self.pods = KubeletPods(told=self.plugin.kubelet_told)
         self.plugin.external.pods = self.pods
 
     def lists(self, of: Container, ids: Sequence[str], resource: str = GPU) -> None:
@@ -236,6 +236,12 @@ class ExternalNode(PluginNode):
         known = self.listed.get(key, PodDevices(*key)).container(of.name)
         devices = (*(known.devices if known else ()), *(AllocatedDevice(resource, id_) for id_ in ids))
         self.listed[key] = PodDevices(*key, (*others, ContainerDevices(of.name, devices)))
+
+    def prepares(self, of: Container, *devices: str, pool: str = "node1") -> None:
+        """What the kubelet lists from now on of NVIDIA's DRA driver; it was told to nobody yet."""
+        prepared = tuple(PreparedDevice(pool, each) for each in devices)
+        key = (of.pod.namespace, of.pod.name)
+        self.listed[key] = PodDevices(*key, (ContainerDevices(of.name, prepared=prepared),))
 
     def answer(self) -> None:
         """Every question that waits."""

@@ -26,7 +26,8 @@ UNLISTED: Given = {}
 class PodResourcesServer(pb_grpc.PodResourcesListerServicer):
     """Its methods are the API's.
 
-    pods: (namespace, name) -> what each container has. claimed: the same -> the CDI devices of its claims.
+    pods: (namespace, name) -> what each container has. claimed: the same -> the CDI devices of its claims. prepared: the
+    same -> what NVIDIA's DRA driver prepared: pool and device of each container's.
     gets: whether `Get` is on. asked: calls, in order.
     """
 
@@ -35,6 +36,7 @@ class PodResourcesServer(pb_grpc.PodResourcesListerServicer):
         self.socket = self.folder / "kubelet.sock"
         self.pods: dict[tuple[str, str], Given] = {}
         self.claimed: dict[tuple[str, str], Mapping[str, Sequence[str]]] = {}
+        self.prepared: dict[tuple[str, str], Mapping[str, Sequence[tuple[str, str]]]] = {}
         self.twice: set[tuple[str, str]] = set()  # a pod of that name that is over, and its successor
         self.gets = gets
         self.fault: tuple[grpc.StatusCode, str] | None = None
@@ -104,6 +106,14 @@ class PodResourcesServer(pb_grpc.PodResourcesListerServicer):
             devices = [pb.CDIDevice(name=each) for each in self.claimed.get(key, {}).get(name, ())]
             found = pb.ClaimResource(cdi_devices=devices, driver_name="gpu.nri.io")
             container.dynamic_resources.add(claim_name="shared", claim_namespace=key[0], claim_resources=[found])
+            for number, (pool, device) in enumerate(self.prepared.get(key, {}).get(name, ())):
+                cdi = pb.CDIDevice(name=f"k8s.gpu.nvidia.com/claim=8c5e-{device}")
+                theirs = pb.ClaimResource(
+                    cdi_devices=[cdi], driver_name="gpu.nvidia.com", pool_name=pool, device_name=device
+                )
+                container.dynamic_resources.add(
+                    claim_name=f"theirs-{number}", claim_namespace=key[0], claim_resources=[theirs]
+                )
         return pod
 
     async def _begin(self, call: str, context: Any) -> None:  # noqa: ANN401

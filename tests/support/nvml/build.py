@@ -31,8 +31,8 @@ _LEVELS = {"PIX": 10, "PXB": 20, "PHB": 30, "NODE": 40, "SYS": 50}
 class FakeMig(Struct, frozen=True, kw_only=True):
     """One MIG device. place: its index, empty ones between are holes. profile: empty where the name has none.
 
-    start: the first of its GPU instance's memory slices. running: processes with a compute and with a graphics context, -1 where the driver does not tell; the same ones as
-    far as both have them.
+    start: the first of its GPU instance's memory slices. running: processes with a compute and with a graphics context,
+    -1 where the driver does not tell; the same ones as far as both have them.
     """
 
     place: int

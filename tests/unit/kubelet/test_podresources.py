@@ -12,14 +12,21 @@ import grpc
 import pytest
 from msgspec.structs import replace
 
-from nri_gpu.domain.allocation import AllocatedDevice, ContainerDevices, PodDevices
+from nri_gpu._pb import podresources_pb2 as pb
+from nri_gpu.domain.allocation import (
+    NVIDIA_DRIVER,
+    AllocatedDevice,
+    ContainerDevices,
+    PodDevices,
+    PreparedDevice,
+)
 from nri_gpu.domain.container import Container, PodId, PodUid
 from nri_gpu.kubelet.podresources import Inquiry, PodResources, PodResourcesError, QuestionPace
 from nri_gpu.policy.kubelet_settings import KubeletSettings
 from tests.support.builders import container, pod, uuid
 from tests.support.kubelet_nodes import GPU, INJECTING, ExternalNode, of_plugin, said, until
 from tests.support.log import Log
-from tests.support.podresources import PodResourcesServer
+from tests.support.podresources import Given, PodResourcesServer
 
 TRAIN = PodDevices(
     "default",
@@ -60,6 +67,37 @@ async def test_the_claims_of_a_pod_are_those_of_our_cdi_devices(folder: Path) ->
         server.claimed["default", "train"] = {"main": [*ours, "gpu.nvidia.com/claim=8c5e-0", "no name", ""]}
         main, side = (await client.get("default", "train")).containers
         assert [*main.claims, *side.claims] == ["8c5e-7d4f"]
+
+
+async def test_devices_that_nvidias_driver_prepared_are_known_by_pool_and_name(folder: Path) -> None:
+    async with served(folder) as (server, client):
+        twice = [("node1", "gpu-3"), ("node1", "gpu-3"), ("", "x" * 70_000)]  # of two shares, once
+        server.prepared["default", "train"] = {"side": twice}
+        main, side = (await client.get("default", "train")).containers
+        assert not main.prepared
+        assert side.prepared == (PreparedDevice("node1", "gpu-3"), PreparedDevice("", "x" * 70_000))
+        assert side.claims == frozenset()
+
+
+async def test_our_own_devices_are_ours_under_nvidias_name_too(folder: Path) -> None:
+    """The driver may be called so in policy."""
+    found = pb.ClaimResource(
+        cdi_devices=[pb.CDIDevice(name="gpu.nri.io/claim=8c5e-0")], driver_name=NVIDIA_DRIVER, device_name="gpu-3"
+    )
+    listed = pb.PodResources(namespace="default", name="train")
+    listed.containers.add(name="main").dynamic_resources.add(claim_resources=[found])
+
+    class Renamed(PodResourcesServer):
+        def _pod(self, key: tuple[str, str], given: Given) -> pb.PodResources:
+            del key, given
+            return listed
+
+    async with Renamed(folder) as server:
+        told(server)
+        client = PodResources(server.socket)
+        (main,) = (await client.get("default", "train")).containers
+        await client.close()
+    assert (main.prepared, main.claims) == ((), {"8c5e"})
 
 
 async def test_a_list_beyond_grpcs_usual_limit(folder: Path) -> None:
