@@ -22,15 +22,23 @@ SETS: Final[Mapping[str, tuple[str, Mapping[str, Any]]]] = {
         {"kubelet": {"registration": "watcher"}},
     ),
     "dra.yaml": (
-        "the scheduler allocates GPUs, by claims and as nvidia.com/gpu",
-        {"kubelet": {"enabled": False}, "dra": {"enabled": True, "extendedResource": "nvidia.com/gpu"}},
+        "the scheduler allocates GPUs, by claims",
+        {"kubelet": {"enabled": False}, "dra": {"enabled": True}},
     ),
+}
+# A class that claims a resource does so for the whole cluster, also where a device plugin still offers it.
+NOTES: Final[Mapping[str, str]] = {
+    "dra.yaml": """\
+# Pods that limit nvidia.com/gpu wait with this file alone. Once no device plugin offers that resource on any node, and no
+# other DeviceClass has it, add to the spec of the DeviceClass gpu.nri.io:
+#   extendedResourceName: nvidia.com/gpu
+""",
 }
 HEAD: Final = """\
 # {purpose}.
 # Made from deploy/helm/nri-gpu with {values}, by `make generate`; do not edit here.
 # The image has no registry in its name: put yours in its place, as docs/kubernetes-install.md says.
-apiVersion: v1
+{note}apiVersion: v1
 kind: Namespace
 metadata:
   name: nri-gpu
@@ -46,7 +54,9 @@ def _text(name: str) -> str:
     texts = render(**changed)
     order = ("serviceaccount.yaml", "configmap.yaml", "admission.yaml", "guard.yaml", "daemonset.yaml", "dra.yaml")
     assert set(texts) <= set(order)
-    head = HEAD.format(purpose=f"{purpose[0].upper()}{purpose[1:]}", values=" ".join(as_options(changed)))
+    head = HEAD.format(
+        purpose=f"{purpose[0].upper()}{purpose[1:]}", values=" ".join(as_options(changed)), note=NOTES.get(name, "")
+    )
     return head + "".join(f"---\n{_without_blank_ends(texts[each])}\n" for each in order if each in texts)
 
 

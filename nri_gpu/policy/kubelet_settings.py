@@ -83,8 +83,8 @@ class KubeletSettings(Struct, frozen=True, kw_only=True):
         SOCKET_OR_NONE,
         about(
             "The kubelet's PodResources socket, asked which devices containers have; never on the request path, and "
-            "only if enabled, inject_for, reservations or foreign.monitors is set, by [stray], or for claims of "
-            "PodGroups. Empty: never."
+            "only if enabled, dra.enabled, inject_for, reservations or foreign.monitors is set, or by [stray]. "
+            "Empty: never."
         ),
     ] = "/var/lib/kubelet/pod-resources/kubelet.sock"
     fail_closed: Annotated[
