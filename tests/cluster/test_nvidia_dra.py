@@ -8,9 +8,9 @@ import pytest
 from tests.support.cluster import DAEMON, Cluster, Object
 from tests.support.cluster_claims import DraCluster, claiming, devices
 from tests.support.daemon import FOUR_GPUS
-from tests.support.nvidia_dra import DRIVER, NvidiaDra, asked
+from tests.support.nvidia_dra import DRIVER, SET, NvidiaDra, asked
 
-pytestmark = pytest.mark.cluster
+pytestmark = [pytest.mark.cluster, pytest.mark.ground(SET)]
 
 HELD = {"gpu.nri.io/held": "NoSchedule"}
 WAITS = "cannot allocate all claims"

@@ -36,6 +36,8 @@ def main() -> int:
         except HarnessError as fault:
             missing += 1
             print(f"missing: {fault}", flush=True)
+    for what, names in (("built", filter(built, SETS)), ("not built", (name for name in SETS if not built(name)))):
+        print(f"sets of tests/ground that are {what}: {', '.join(names) or 'none'}")
     return 1 if missing else 0
 
 

@@ -26,8 +26,8 @@ UNLISTED: Given = {}
 class PodResourcesServer(pb_grpc.PodResourcesListerServicer):
     """Its methods are the API's.
 
-    pods: (namespace, name) -> what each container has. claimed: the same -> the CDI devices of its claims. prepared: the
-    same -> what NVIDIA's DRA driver prepared: pool and device of each container's.
+    pods: (namespace, name) -> what each container has. claimed: the same -> the CDI devices of its claims.
+    prepared: the same -> what NVIDIA's DRA driver prepared, pool and device of each.
     gets: whether `Get` is on. asked: calls, in order.
     """
 

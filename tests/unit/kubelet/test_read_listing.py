@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection
+from pathlib import Path
 from typing import NamedTuple
 
 import pytest
@@ -10,12 +11,14 @@ from msgspec.structs import replace
 
 from nri_gpu._pb import nri_pb2 as pb
 from nri_gpu.domain.container import Container, ContainerId, PodId, PodUid
+from nri_gpu.domain.gpu import GpuUuid
 from nri_gpu.ledger.reservations import SETTLED_S
 from nri_gpu.nri.convert import EMPTY
 from nri_gpu.plugin.guard import Guard
 from nri_gpu.policy.forms import Globs
 from nri_gpu.policy.kubelet_settings import KubeletSettings
 from nri_gpu.policy.model import EnvironmentSettings, Policy
+from nri_gpu.records.ledger_file import read_ledger, write_ledger
 from nri_gpu.request.environment import MOUNTED_NAMES, VARIABLE
 from nri_gpu.ttrpc.frames import Status
 from tests.support import builders
@@ -497,3 +500,79 @@ def test_many_sandboxes_are_bounded(node: ExternalNode) -> None:
     for number in range(3000):
         node.sandbox_created(pod(f"pod-{number}"))
     assert len(node.pods.all()) <= 1024
+
+
+# --- claims that NVIDIA's DRA driver prepared ---
+
+ODD = "of gpu.nvidia.com that this node does not have"
+THEIRS = container(of="theirs")
+
+
+def prepared(node: ExternalNode, *devices: str, pool: str = "node1") -> None:
+    """The kubelet prepared them, and its sandbox is made: no container of it is there."""
+    node.prepares(THEIRS, *devices, pool=pool)
+    node.sandbox_created(THEIRS)
+    node.answer()
+
+
+def asks(node: ExternalNode, claim: str, of: str = "train") -> tuple[GpuUuid, ...] | str:
+    """What a pod without limits is granted by annotation, or why not."""
+    made = container(claim, of=of)
+    node.admitted(made, ())
+    return node.create(made)
+
+
+def test_a_prepared_device_is_held_from_all_doors_before_its_container_comes(node: ExternalNode) -> None:
+    """By the answer about its sandbox: a List may be ten seconds away."""
+    prepared(node, "gpu-6")  # minor 6 is GPU 1
+    assert node.taken() == {uuid(1)}
+    assert "ml/theirs (by a claim of gpu.nvidia.com, gpu-6)" in asks(node, "device=1")
+    assert set(asks(node, "3", of="others")) == {uuid(0), uuid(2), uuid(3)}
+    node.pod_deleted(THEIRS)
+    assert asks(node, "device=1", of="next") == (uuid(1),)
+
+
+def test_a_prepared_device_that_is_listed_no_more_is_free_after_a_while(node: ExternalNode) -> None:
+    prepared(node, "gpu-6")
+    node.listed.clear()
+    node.list_all()
+    assert node.taken() == {uuid(1)}
+    node.clock.now += SETTLED_S
+    node.list_all()
+    assert node.taken() == set()
+
+
+def test_only_this_nodes_pool_counts_once_its_name_is_known(node: ExternalNode, log: Log) -> None:
+    prepared(node, "gpu-6", pool="node2")
+    assert node.taken() == {uuid(1)}
+    node.pod_deleted(THEIRS)
+    node.plugin.external.node = "node1"
+    prepared(node, "gpu-6", pool="node2")
+    assert node.taken() == set()
+    node.list_all()
+    (warned,) = log.warnings()
+    assert (ODD in warned.text, warned.fields["fault"]) == (True, "node2/gpu-6")
+
+
+@pytest.mark.parametrize("device", ["gpu-six", "gpu-99", "", "x" * 70_000, "gpu-6\n", "../gpu-6"])
+def test_a_device_that_is_no_gpu_of_this_node_holds_none_and_is_said_once(
+    node: ExternalNode, log: Log, device: str
+) -> None:
+    node.prepares(THEIRS, device, "gpu-vfio-6")
+    for _ in range(2):
+        node.list_all()
+    assert node.taken() == set()
+    (warned,) = log.warnings()
+    assert ODD in warned.text
+    assert len(warned.fields["fault"]) < 200
+    assert len(asks(node, "4")) == 4
+
+
+def test_what_a_daemon_had_heard_holds_for_the_next_one(node: ExternalNode, tmp_path: Path) -> None:
+    """Until PodResources answers it."""
+    prepared(node, "gpu-6")
+    write_ledger(tmp_path / "ledger.json", node.plugin.ledger)
+    node.restart_daemon()
+    node.node_state.ledger = read_ledger(tmp_path / "ledger.json", now=1.0)
+    node.relist([])
+    assert node.taken() == {uuid(1)}
