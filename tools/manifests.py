@@ -29,8 +29,8 @@ SETS: Final[Mapping[str, tuple[str, Mapping[str, Any]]]] = {
 # A class that claims a resource does so for the whole cluster, also where a device plugin still offers it.
 NOTES: Final[Mapping[str, str]] = {
     "dra.yaml": """\
-# Pods that limit nvidia.com/gpu wait with this file alone. Once no device plugin offers that resource on any node, and no
-# other DeviceClass has it, add to the spec of the DeviceClass gpu.nri.io:
+# Pods that limit nvidia.com/gpu wait with this file alone. Once no device plugin offers that resource on any node, and
+# no other DeviceClass has it, add to the spec of the DeviceClass gpu.nri.io:
 #   extendedResourceName: nvidia.com/gpu
 """,
 }

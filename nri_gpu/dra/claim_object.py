@@ -111,7 +111,11 @@ def parse_resource_claim(document: bytes, asked: PreparedName, driver: str, pool
         raise ResourceClaimError(f"{what}: {len(document)} bytes are over the limit of {BYTES_MAX}")
     try:
         claim = msgspec.json.decode(document, type=_ResourceClaim)
-    except (ValueError, RecursionError) as error:
+    except RecursionError:  # msgspec goes down into what it passes over, too
+        raise ResourceClaimError(
+            f"{what}: it nests too deep to be read: make the opaque configurations of its drivers flatter"
+        ) from None
+    except ValueError as error:
         raise ResourceClaimError(f"{what}: the API server's answer cannot be read: {error}") from None
     _check_uid(claim, asked)
     allocation = claim.status.allocation

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 import pytest
 
 from tests.support.cluster import DAEMON, Cluster, Object
-from tests.support.cluster_claims import DraCluster, claiming, devices
+from tests.support.cluster_claims import DraCluster, claiming, devices, on_claim, template
 from tests.support.daemon import FOUR_GPUS
 from tests.support.nvidia_dra import DRIVER, SET, NvidiaDra, asked
 
@@ -72,3 +72,29 @@ def test_a_gpu_that_nvidias_driver_prepared_is_nobodys_here(
     cluster.wait_phase("none")
     assert cluster.minors("none") == {minor}
     assert "of gpu.nvidia.com that this node does not have" not in cluster.log(DAEMON)
+
+
+def test_a_container_with_a_claim_of_each_driver_never_starts(
+    cluster: Cluster, dra: DraCluster, nvidia: NvidiaDra
+) -> None:
+    """Two components may not give one container its GPUs; the pod's other containers are not concerned."""
+    theirs, both = claiming("both", asked())
+    spec = both["spec"]
+    spec["resourceClaims"].append({"name": "ours", "resourceClaimTemplateName": "ours"})
+    (main,) = spec["containers"]
+    one_of_each = [{**main, "name": name, "resources": {"claims": [{"name": name}]}} for name in ("gpus", "ours")]
+    main["resources"] = {"claims": [{"name": "gpus"}, {"name": "ours"}]}
+    apart = on_claim("apart", "both", by_template=True)
+    apart["spec"] = {**spec, "containers": one_of_each}
+    cluster.apply(theirs, template("ours", devices()), both)
+    cluster.wait_said("both", "nri-gpu [")
+    (status,) = cluster.get("pod", "both")["status"]["containerStatuses"]
+    assert not status["started"], status
+    print(cluster.said_of("both"))
+    dra.delete("pod", "both")
+
+    cluster.apply(apart)
+    cluster.wait_phase("apart")
+    minors = [cluster.minors("apart", container=name) for name in ("gpus", "ours")]
+    assert [len(each) for each in minors] == [1, 1]
+    assert minors[0].isdisjoint(minors[1])

@@ -105,6 +105,16 @@ def test_the_configuration_of_another_driver_is_not_looked_at() -> None:
     assert texts(opaque({"kind": "Nic"}, driver="dra.net"), {"source": "FromClaim"}) == ("",)
 
 
+@pytest.mark.parametrize("driver", ["gpu.nvidia.com", DRIVER])
+def test_a_configuration_of_ten_kibibytes_that_nests_thousands_deep_is_a_sentence(driver: str) -> None:
+    """As much as the API server takes, of whichever driver on the claim."""
+    deep = document(resource_claim(config=[opaque("deep", driver=driver)]))  # type: ignore[arg-type]  # put in below
+    for nested in (b"[" * 5000 + b"]" * 5000, b'{"a":' * 1700 + b"1" + b"}" * 1700):
+        error = fault(deep.replace(b'"deep"', nested))
+        assert "make the opaque configurations of its drivers flatter" in str(error)
+        assert not error.over
+
+
 def test_all_faulty_configurations_are_named_by_source_and_field() -> None:
     wrong = {**CONFIG, "mode": "share", "x": 1}
     error = fault(resource_claim(config=[opaque(wrong, source="FromClass"), opaque({})]))
