@@ -8,12 +8,12 @@ from __future__ import annotations
 
 import re
 from collections import defaultdict
-from collections.abc import Mapping, Set
+from collections.abc import Iterable, Mapping, Set
 from typing import Final
 
 from msgspec.structs import replace
 
-from nri_gpu.domain.container import ContainerId
+from nri_gpu.domain.container import ContainerId, PodId
 from nri_gpu.domain.gpu import Gpu, GpuUuid
 from nri_gpu.domain.node import Inventory
 from nri_gpu.domain.resource_claim import profile_label
@@ -60,15 +60,23 @@ def prepared_after(ledger: Ledger, event: LedgerEvent) -> Ledger:
     known = ledger.prepared
     match event:
         case DevicesPrepared(_, devices):
-            found = {**known, **{each.id: each for each in devices}}
+            found = {**known, **_named(known, devices)}
         case Reconciled(at, prepared=listed):
-            fresh = {each.id: each for each in listed}
+            fresh = _named(known, listed)
             found = {**_settling(known, fresh.keys(), at), **fresh}
         case PodGone(_, pod_id):
             found = {id_: each for id_, each in known.items() if each.pod_id != pod_id}
         case _:
             return ledger
     return ledger if found == known else replace(ledger, prepared=found)
+
+
+def _named(
+    known: Mapping[ContainerId, DriverDevice], listed: Iterable[DriverDevice]
+) -> Mapping[ContainerId, DriverDevice]:
+    """Return what is listed, by id. A sandbox stays known: after a restart nothing lists one without a container."""
+    sandboxes = {id_: each.pod_id for id_, each in known.items()}
+    return {each.id: replace(each, pod_id=each.pod_id or sandboxes.get(each.id, PodId(""))) for each in listed}
 
 
 def _settling(

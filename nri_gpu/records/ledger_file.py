@@ -185,8 +185,7 @@ def _ledger_of(document: LedgerDocument, now: float) -> Ledger:
         for each in document.foreign
         if each.container_id in live and (each.watched or each.regained)
     }
-    # Until PodResources answers the next daemon. A sandbox may end meanwhile, which nobody tells then.
-    prepared = {each.id: replace(each, pod_id=PodId("")) for each in document.prepared}
+    prepared = {each.id: each for each in document.prepared}
     return Ledger(entries, external, releasing, live, reservations, prepared=prepared, processes=document.processes)
 
 
