@@ -108,7 +108,7 @@ def test_the_configuration_of_another_driver_is_not_looked_at() -> None:
 @pytest.mark.parametrize("driver", ["gpu.nvidia.com", DRIVER])
 def test_a_configuration_of_ten_kibibytes_that_nests_thousands_deep_is_a_sentence(driver: str) -> None:
     """As much as the API server takes, of whichever driver on the claim."""
-    deep = document(resource_claim(config=[opaque("deep", driver=driver)]))  # type: ignore[arg-type]  # put in below
+    deep = document(resource_claim(config=[opaque("deep", driver=driver)]))
     for nested in (b"[" * 5000 + b"]" * 5000, b'{"a":' * 1700 + b"1" + b"}" * 1700):
         error = fault(deep.replace(b'"deep"', nested))
         assert "make the opaque configurations of its drivers flatter" in str(error)
