@@ -64,7 +64,7 @@ def prepared_after(ledger: Ledger, event: LedgerEvent) -> Ledger:
         case Reconciled(at, prepared=listed):
             fresh = _named(known, listed)
             found = {**_settling(known, fresh.keys(), at), **fresh}
-        case PodGone(_, pod_id):
+        case PodGone(_, pod_id) if pod_id:
             found = {id_: each for id_, each in known.items() if each.pod_id != pod_id}
         case _:
             return ledger

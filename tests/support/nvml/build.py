@@ -31,15 +31,15 @@ _LEVELS = {"PIX": 10, "PXB": 20, "PHB": 30, "NODE": 40, "SYS": 50}
 class FakeMig(Struct, frozen=True, kw_only=True):
     """One MIG device. place: its index, empty ones between are holes. profile: empty where the name has none.
 
-    start: the first of its GPU instance's memory slices. running: processes with a compute and with a graphics context,
-    -1 where the driver does not tell; the same ones as far as both have them.
+    start: the first of its GPU instance's memory slices, -1 where the driver does not tell. running: processes with a
+    compute and with a graphics context, -1 where the driver does not tell; the same ones as far as both have them.
     """
 
     place: int
     uuid: str
     gi: int
     ci: int = 0
-    start: int = 0
+    start: int = -1
     slices: int = 1
     compute_slices: int | None = None
     memory_mib: int = 9728
@@ -284,6 +284,7 @@ def _fake_mig(device: MigDevice) -> FakeMig:
         uuid=device.uuid,
         gi=device.gpu_instance_id,
         ci=device.compute_instance_id,
+        start=-1 if device.placement is None else device.placement,
         slices=slices,
         compute_slices=compute,
         memory_mib=(device.memory_bytes or 0) // 2**20,

@@ -5,7 +5,7 @@
  *   driver 580.95.05                      cuda 13000
  *   gpu MINOR DOMAIN BUS MEMORY MAJOR MINOR NUMA MIG PENDING UUID NAME...   (NUMA, MIG -1: not supported)
  *   mig GPU INDEX GI CI START SLICES COMPUTE_SLICES MIB UUID NAME...   (a MIG device; INDEX may leave holes; START: the
- *                                     first of its memory slices)
+ *                                     first of its memory slices, -1: not told)
  *   running GPU INDEX COMPUTE GRAPHICS    (processes on a MIG device; INDEX -1: on the GPU itself; -1: not supported)
  *   pids FIRST                            (of these processes; by default no machine has it)
  *   nvlink GPU LINK REMOTE                (REMOTE: a GPU's index, -1 for a switch)
@@ -714,6 +714,8 @@ int nvmlDeviceGetGpuInstanceById(nvmlDevice_t device, unsigned int id, nvmlDevic
 
 int nvmlGpuInstanceGetInfo(nvmlDevice_t instance, nvmlGpuInstanceInfo_t *info) {
     PLAY_ON(instance);
+    if (instance->start < 0)
+        return NOT_SUPPORTED;
     *info = (nvmlGpuInstanceInfo_t){
         .device = &gpus[index_of(instance)],
         .id = (unsigned int)instance->gi,

@@ -291,6 +291,15 @@ def test_mig_devices_have_the_profile_of_their_slices_or_name(machine: Machine) 
     assert not machine.look([replace(PARTITIONED, parts=())]).parts
 
 
+def test_a_mig_device_has_the_placement_of_its_gpu_instance(machine: Machine) -> None:
+    placed = replace(PARTITIONED, parts=(replace(PARTS[0], start=4), replace(PARTS[1], start=0)))
+    assert [part.device.placement for part in machine.look([placed]).parts] == [4, 0]
+    for function in ("nvmlDeviceGetGpuInstanceById", "nvmlGpuInstanceGetInfo"):
+        for part in machine.look([placed], [Act(function, "fail", 999)]).parts:
+            assert part.device.placement is None
+            assert function not in why_not(part)
+
+
 # Two GPUs of four that share something, and the sentence.
 UUID = FakeGpu(uuid="GPU-77777777-0000-4000-8000-000000000000")
 SHARING: dict[str, tuple[list[FakeGpu], str]] = {

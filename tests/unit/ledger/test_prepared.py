@@ -109,6 +109,7 @@ ENDS: dict[str, tuple[tuple[LedgerEvent, ...], bool]] = {
     "a list that has it again": ((listed(2.0), listed(3.0, of("gpu-6")), listed(2.0 + SETTLED_S)), True),
     "its sandbox": ((PodGone(2.0, PodId("s")),), False),
     "another sandbox": ((PodGone(2.0, PodId("t")),), True),
+    "a sandbox without an id": ((DevicesPrepared(1.0, (of("gpu-6", "more"),)), PodGone(2.0, PodId(""))), True),
 }
 
 
