@@ -65,7 +65,7 @@ def external_findings(seen: Examined) -> Iterator[Finding]:
         return
     holding = [each for each in seen.status.external if each.gpu_uuids]
     every = {gpu.uuid for gpu in seen.status.gpus if gpu.kind == "gpu"}
-    opening_all = [each for each in holding if every <= set(each.gpu_uuids)]
+    opening_all = [each for each in holding if every <= set(each.gpu_uuids) and not each.prepared]
     given: Mapping[tuple[str, str], frozenset[GpuUuid]] | str = _allocated(seen) if opening_all else {}
     for each in holding:
         yield _finding(seen, each, given) if each in opening_all else ok(_SUBJECT, f"{_holds(each)}")

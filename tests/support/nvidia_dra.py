@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import stat
+import tempfile
 from pathlib import Path
 from typing import Final
 
@@ -36,7 +37,7 @@ class NvidiaDra:
     def __init__(self, cluster: Cluster, topology: Path) -> None:
         program, hook = ground.need(SET) / "gpu-kubelet-plugin", ground.need("nvidia") / "nvidia-cdi-hook"
         self._cluster = cluster
-        root = make_driver_root(cluster.folder / "nvidia-root", layout="rhel")
+        root = make_driver_root(Path(tempfile.mkdtemp(prefix="nvidia-", dir=cluster.folder)), layout="rhel")
         gpus, _ = gpus_of(load_topology(topology))
         build_fake_nvml(root, [replace(gpu, facts=_AMPERE) for gpu in gpus], lib_dir="usr/lib64")
         (root / "dev").mkdir()

@@ -79,6 +79,10 @@ UNAVAILABLE = {
         make.ledger(others=[replace(make.foreign(1), container="main")]),
         "held by ml/plugin (container main still opens its device number)",
     ),
+    "a device that NVIDIA's DRA driver prepared": (
+        make.ledger(others=[replace(make.foreign(1), device="gpu-6")]),
+        "held by ml/plugin (by a claim of gpu.nvidia.com, gpu-6)",
+    ),
     "a claim that no container uses": (
         prepared(Ledger(), make.prepared_claim(1, name="idle")),
         "held exclusively by claim ml/idle",
@@ -123,6 +127,7 @@ def test_a_monitor_is_shown_and_holds_nothing() -> None:
             "container_id": "plugin.main",
             "gpu_uuids": [make.uuid(0)],
             "watched": [make.uuid(1)],
+            "prepared": "",
         }
     ]
     (overlap,) = said(ledger)["overlaps"]

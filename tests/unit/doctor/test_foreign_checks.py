@@ -42,6 +42,16 @@ def test_how_many_each_keeps_from_others(node: DoctorNode) -> None:
     )
 
 
+def test_a_device_that_nvidias_dra_driver_prepared_is_an_allocation(node: DoctorNode) -> None:
+    other = replace(make.foreign(*every(node)), device="gpu-6")
+    finding = about(node, node.status(ledger=make.ledger(others=[other])))
+    assert finding.level is Level.OK
+    assert finding.meaning == (
+        "ml/plugin, container main, has a claim of gpu.nvidia.com, which prepared gpu-6 for it: no other container "
+        "gets them exclusively"
+    )
+
+
 @pytest.mark.parametrize(
     ("name", "pattern"),
     [

@@ -105,6 +105,7 @@ def test_the_published_ledger(tmp_path: Path) -> None:
             }
         ],
         "leaving": [],
+        "prepared": [],
         "opened": [],
         "processes": {},
     }
