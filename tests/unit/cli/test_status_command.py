@@ -216,7 +216,9 @@ PAGES: dict[str, dict[str, Any]] = {
             others=[make.foreign(2)],
         )
     },
-    "prepared": {"ledger": make.ledger(others=[replace(make.foreign(1), device="gpu-6")])},
+    "a device that NVIDIA's driver prepared": {
+        "ledger": make.ledger(others=[replace(make.foreign(1), device="gpu-6")])
+    },
     "a monitor": {"ledger": make.ledger(others=[replace(make.foreign(1), watched=frozenset({make.uuid(1)}))])},
     "a reservation": {
         "ledger": after(Ledger(), DevicesAllocated(CLOCK - 200, (AllocatedDevice("nvidia.com/gpu", make.uuid(0)),)))
