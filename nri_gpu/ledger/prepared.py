@@ -24,7 +24,7 @@ from nri_gpu.ledger.opened import Monitors
 from nri_gpu.ledger.reservations import SETTLED_S
 
 # dra-driver-nvidia-gpu: cmd/gpu-kubelet-plugin/deviceinfo.go, mig.go (CanonicalName). Its numbers are minors.
-_GPU: Final = re.compile(r"gpu-([0-9]{1,6})(?:-.*)?")
+_GPU: Final = re.compile(r"gpu-([0-9]{1,6})(?:-.{1,63})?")
 _MIG: Final = re.compile(r"gpu-[0-9]+-mig-(.+)-[0-9]+-([0-9]{1,6})")  # profile, its number, first memory slice
 VFIO: Final = re.compile(r"gpu-vfio-[0-9]+")  # a GPU that is bound to another kernel driver, and no GPU of NVML's
 

@@ -23,6 +23,7 @@ from tests.support.daemon import FOUR_GPUS
 from tests.support.kubelet import Kubelet
 from tests.support.kubelet_nodes import GPU, INJECTING, ExternalNode, KubeletNode, PluginNode, said, until
 from tests.support.log import Log
+from tests.support.podresources import PodResourcesServer
 from tests.support.running import running
 
 
@@ -187,3 +188,25 @@ async def test_where_it_is_not_wanted_nobody_asks(settings: KubeletSettings) -> 
     node.plugin.external.pods = None
     KubeletController(node.node_state, node.plugin, settings)
     assert node.plugin.external.pods is None
+
+
+async def test_with_claims_the_kubelet_is_asked_what_nvidias_driver_prepared(folder: Path, log: Log) -> None:
+    """Of a new sandbox at once. A kubelet that hangs lets go of nothing."""
+    node, theirs = PluginNode(), container(of="theirs")
+    async with PodResourcesServer(folder) as kubelet:
+        settings = KubeletSettings(podresources=str(kubelet.socket))
+        controller = KubeletController(node.node_state, node.plugin, settings, claims=True)
+        async with running(controller.run()):
+            await until(lambda: kubelet.asked == ["List"])
+            kubelet.give("theirs", {"main": {}}, namespace="ml")
+            kubelet.prepared["ml", "theirs"] = {"main": [("node1", "gpu-6")]}
+            node.sandbox_created(theirs)
+            await until(lambda: node.taken() == {uuid(1)})
+            assert kubelet.asked == ["List", "Get ml/theirs"]
+
+            kubelet.delay_s = 60.0
+            node.sandbox_created(container(of="next"))
+            await said(log, "DEADLINE_EXCEEDED")
+            assert node.taken() == {uuid(1)}
+            node.end_pod(theirs)
+            assert node.taken() == set()

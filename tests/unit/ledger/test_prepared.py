@@ -44,6 +44,7 @@ NAMES = {
     "a GPU of another kernel driver": ("gpu-vfio-6", set()),
     "no minor": ("gpu-six", set()),
     "a number that no minor has": ("gpu-" + "6" * 4000, set()),
+    "more than a name has": ("gpu-6-" + "x" * 64, set()),
     "another digit": ("gpu-\u0666", set()),
     "nothing": ("", set()),
     "a second line": ("gpu-6\n", set()),
