@@ -14,7 +14,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from nri_gpu._pb import nri_pb2 as pb
-from nri_gpu.domain.allocation import AllocatedDevice
+from nri_gpu.domain.allocation import AllocatedDevice, ContainerDevices, PodDevices, PreparedDevice
 from nri_gpu.domain.container import PodUid
 from nri_gpu.domain.health import Health, HealthState
 from nri_gpu.domain.resource_claim import AllocatedClaim, AllocatedResult, ClaimUid, PreparedClaim
@@ -229,6 +229,23 @@ async def test_what_the_driver_process_says_of_itself_is_kept(tmp_path: Path) ->
         assert at.controller.asked_s
         assert 0 < (at.controller.silent_s() or 0) < 60
         assert at.controller.report == report
+
+
+async def test_what_nvidias_driver_prepared_on_this_node_keeps_our_claims_away(tmp_path: Path) -> None:
+    """By a taint that evicts nobody; a claim that the scheduler had allocated before is refused."""
+    of = make.pod("theirs")
+    async with serving(tmp_path) as at:
+        await at.client.ask(AskView(0, DriverReport(node="node-1")))
+        for pool, there in {"node-2": [], "node-1": [make.uuid(1)]}.items():
+            prepared = (ContainerDevices("main", prepared=(PreparedDevice(pool, "gpu-6"),)),)
+            at.node.plugin.kubelet_told(of, PodDevices("ml", "theirs", prepared))
+            assert [*at.node.taken()] == there
+        (tainted,) = [each for each in (await at.view()).devices if each.taints]
+        assert (tainted.name, [each.effect for each in tainted.taints]) == ("gpu-6", ["NoSchedule"])
+        refused = await at.prepare(claim("gpu-6"))
+        assert isinstance(refused, ClaimFault)
+        assert "ml/theirs (by a claim of gpu.nvidia.com, gpu-6)" in refused.sentence
+        assert isinstance(await at.prepare(claim("gpu-4")), Prepared)
 
 
 @pytest.mark.parametrize("step_s", [-86400, 86400])
