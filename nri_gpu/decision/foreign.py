@@ -8,7 +8,7 @@ from typing import Final
 from msgspec.structs import replace
 
 from nri_gpu.decision.placement import Asker, place
-from nri_gpu.decision.refusals import matches, why_not
+from nri_gpu.decision.refusals import matches
 from nri_gpu.domain.container import Container
 from nri_gpu.domain.decision import Reason
 from nri_gpu.domain.gpu import GpuUuid, MigPart, Unit, gpus_of, whole
@@ -74,8 +74,8 @@ def beyond(claim: Claim, container: Container, held: tuple[Unit, ...], inventory
         return "mode=mps, whose daemon is for GPUs that are granted here"
     if claim.mode is Mode.EXCLUSIVE:
         return "mode=exclusive, which cannot be guaranteed for GPUs that another component assigns"
-    if isinstance(claim.wanted, Everything) and any(not why_not(gpu) and gpu not in held for gpu in inventory.gpus):
-        return "all GPUs of this node"
+    if isinstance(claim.wanted, Everything):  # what it holds
+        return "" if all(matches(unit, claim.selectors) for unit in held) else OTHERS
     if isinstance(claim.wanted, Count):  # counts what the container holds, MIG devices too
         return "" if sum(matches(unit, claim.selectors) for unit in held) >= claim.wanted.gpus else OTHERS
     asker = Asker(container.pod.uid, Mode.SHARED)

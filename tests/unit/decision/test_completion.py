@@ -37,6 +37,7 @@ def completed(container: Container, node: Node = NODE, policy: Policy = ALL) -> 
 
 
 ONLY_SHAPING = ["1", "2", "count=2", "device=1", f"device={make.uuid(3)}", "device=1,3", "1; mode=shared", "arch>=8.0"]
+ONLY_SHAPING += ["all", "all; capabilities=compute", "all; mode=shared", "all; arch>=8.0"]
 
 
 @pytest.mark.parametrize("claim", ONLY_SHAPING)
@@ -68,7 +69,6 @@ def cut(*places: int, claim: str | None = None) -> Container:
 def test_who_does_not_ask_is_completed_by_all_alone() -> None:
     assert completed(holding(0)).rule == "foreign.complete"
     assert completed(holding(0), policy=replace(CLOSED, foreign=ALL.foreign))  # a device plugin's is not asked by us
-    assert completed(holding(0, 1, 2, 3, claim="all"), policy=ASKED)
 
 
 def test_a_mig_device_is_completed_by_its_own_uuid() -> None:
@@ -76,6 +76,7 @@ def test_a_mig_device_is_completed_by_its_own_uuid() -> None:
     assert decision.edits.env["NVIDIA_VISIBLE_DEVICES"] == make.mig_uuid(1, 1)
     assert list(decision.edits.devices) == SHARED
     assert completed(cut(1, claim="mig=1g.5gb"), CUT_NODE, ASKED)
+    assert completed(cut(1, claim="all; capabilities=compute"), CUT_NODE, ASKED).completes == (make.mig_uuid(1, 1),)
 
 
 CDI: dict[str, Any] = {"cdi_devices": ("nvidia.com/gpu=0",)}
@@ -109,7 +110,8 @@ def test_left_alone(container: Container, node: Node, policy: Policy, why: str) 
 
 HELD, NOT_READY = Code.HELD_BY_OTHERS, Code.NODE_NOT_READY
 SHAPES = "already holds /dev/nvidia6, /dev/nvidia4"
-MORE = ["3", "device=0", "device=0,1", "all", "mig=1g.5gb", "model=*H100*", "1; mode=exclusive", "2; extras=drm"]
+MORE = ["3", "device=0", "device=0,1", "mig=1g.5gb", "model=*H100*", "1; mode=exclusive", "2; extras=drm"]
+MORE += ["all; mode=exclusive", "all; model=*H100*", "all; extras=drm"]
 REQUIRING = {"NVIDIA_REQUIRE_CUDA": "cuda>=99"}
 REFUSED: dict[str, tuple[Container, Node, Policy, Code, str]] = {
     "by default who asks": (holding(0, claim="1"), NODE, NONE, HELD, ""),
