@@ -240,7 +240,12 @@ def _holders(usage: Usage, pod_uid: PodUid | None = None) -> str:
     """Name the holders but that pod, which asks."""
     others = [name for uid, name in usage.pods.items() if uid != pod_uid]
     others = [*others, *usage.idle_claims] or list(usage.pods.values())
-    return _named_few([*others, *map(opener, usage.external.values())], HOLDERS_SHOWN, HOLDER_SHOWN_MAX)
+    return _named_few([*others, *_openers(usage)], HOLDERS_SHOWN, HOLDER_SHOWN_MAX)
+
+
+def _openers(usage: Usage) -> Iterable[str]:
+    """Name the containers that can open the GPU, but for those of pods that are named among its holders."""
+    return (opener(each) for each in usage.external.values() if each.pod not in usage.pods.values())
 
 
 def opener(other: ExternalAllocation) -> str:
@@ -286,7 +291,7 @@ def all_busy(
         return _all_releasing(asked, left, fewer)
     names = [name for each in taken for name in (*each.pods.values(), *each.idle_claims)]
     names += [f"{each.pod} (just released)" for each in left]
-    names += [opener(other) for each in taken for other in each.external.values()]
+    names += chain.from_iterable(map(_openers, taken))
     holders = _named_few(sorted(names), HOLDERS_SHOWN, HOLDER_SHOWN_MAX)
     cure = _cure(mode, {each.mode for each in taken})
     return Reason(

@@ -33,7 +33,7 @@ OFFERED_TWICE: Final = (
     "the scheduler would count GPUs twice: restart nri-gpu"
 )
 NO_KEY: Final = "the key that signs answers to the kubelet cannot be read or made"
-TAKEN: Final = "held by a container that got it by annotation or from another component"
+TAKEN: Final = "held by a container that got it by annotation, from another component or by another device ID"
 STUCK: Final = "held by processes whose container has ended for the runtime, or granted to two pods"
 LOST: Final = "the driver no longer describes it"
 NAME_MAX: Final = 80  # characters
@@ -127,7 +127,7 @@ class AdvertisedDevices:
     def devices(self, resource: str) -> tuple[Device, ...]:
         """List all devices of a resource, in NVML's order."""
         hindrance, state = self.hindrance(), self._node_state
-        taken = held_by_others(state.ledger, state.settings.kubelet, shared=self.shared)
+        taken = held_by_others(state.ledger, state.settings.kubelet, self.offered(), shared=self.shared)
         stuck = state.ledger.stuck | overlaps(state.ledger).keys()
         found: list[Device] = []
         for unit in self._units().get(resource, ()):
@@ -136,6 +136,11 @@ class AdvertisedDevices:
             found += [Device(id_, why, gpu.numa_node, gpu.uuid) for id_ in self._ids(unit)]
         self._known[resource] = (*found, *self._lost(resource, found))
         return self._known[resource]
+
+    def offered(self) -> frozenset[AllocatedDevice]:
+        """Return the devices of all resources, by the ids under which the kubelet counts them now."""
+        units = ((name, unit) for name, listed in self._units().items() for unit in listed)
+        return frozenset(AllocatedDevice(name, id_) for name, unit in units for id_ in self._ids(unit))
 
     def preferred(self, resource: str, available: Sequence[str], must: Sequence[str], size: int) -> tuple[str, ...]:
         """Choose which available IDs to take, with those that must be taken. A hint, so unknown IDs are no error."""

@@ -11,10 +11,12 @@ from msgspec.structs import replace
 
 from nri_gpu.domain.allocation import REQUIRED_DESTINATION, Allocated, AllocatedDevice, PodDevices
 from nri_gpu.domain.container import Container, ContainerId, Pod, PodId, PodUid
+from nri_gpu.domain.decision import Grant
 from nri_gpu.domain.gpu import GpuUuid
 from nri_gpu.domain.gpu_request import Mode
 from nri_gpu.domain.names import KUBELET_KEY
 from nri_gpu.kubelet.required_device import read_tokens
+from nri_gpu.ledger.holders import Reservation
 from nri_gpu.ledger.ledger import Entry, Ledger
 from nri_gpu.policy.kubelet_settings import KubeletSettings
 from nri_gpu.request.annotation import kubelet_key
@@ -86,45 +88,65 @@ def by_tokens(container: Container, key: bytes | None) -> Container:
     return replace(container, annotations=others, kubelet=read_tokens(tokens, key))
 
 
-def held_by_others(ledger: Ledger, settings: KubeletSettings, *, shared: bool) -> frozenset[GpuUuid]:
+def held_by_others(
+    ledger: Ledger, settings: KubeletSettings, offered: Set[AllocatedDevice] | None = None, *, shared: bool
+) -> frozenset[GpuUuid]:
     """Return the GPUs the device plugin must not offer: held by annotation, claim or another component's allocation.
 
-    shared: sharing a GPU does not count as holding it, unless for another device plugin. Nor does it on a GPU that the
-    kubelet allocated to a pod of `reservations`.
+    The kubelet itself counts what it allocated of the devices that are offered, also where an earlier device plugin of
+    that resource gave a pod's containers its GPUs. Another device of the same GPU, such as a replica from before a
+    change of `replicas`, keeps no offered device from the kubelet.
+
+    offered: by our device plugin; None: whatever the kubelet allocated, but for other plugins' resources. shared:
+    sharing a GPU does not count as holding it, unless for another device plugin. Nor does it on a GPU that the kubelet
+    allocated to a pod of `reservations`.
     """
-    reserved = _reserved(ledger, settings)
+    holding = [entry for entry in ledger.entries.values() if entry.holds]
+
+    def is_counted(device: AllocatedDevice) -> bool:
+        return (offered is None or device in offered) and not settings.injected((device,))
+
+    held: list[tuple[Grant | Reservation, AllocatedDevice]] = [
+        *((each, device) for device, each in ledger.reservations.items()),
+        *((entry.grant, each) for entry in holding if entry.allocation for each in entry.allocation.devices),
+    ]
+    counted = [(holder, device) for holder, device in held if is_counted(device)]
+    of_pods = {(holder.pod_id, device.uuid) for holder, device in counted}
+    reserved = {device.uuid for holder, device in counted if settings.reservations.match(holder.namespace)}
+
+    def goes_with(mode: Mode | None, uuids: Iterable[GpuUuid]) -> bool:
+        return mode is Mode.SHARED and (shared or reserved.issuperset(uuids))
 
     def ours(entry: Entry) -> bool:
-        if entry.allocation is not None and entry.allocation.devices:
-            return not settings.injected(entry.allocation.devices)
+        devices = entry.allocation.devices if entry.allocation else ()
+        if settings.injected(devices):
+            return False
         # For some seconds a grant known only from the journal may be the kubelet's. It counts as ours: an unhealthy
         # device in that window would fail the next pod's admission permanently.
-        if entry.remembered:
-            return True
-        return entry.grant.mode is Mode.SHARED and (shared or reserved >= set(entry.grant.held))
+        of_kubelet = all(map(is_counted, devices)) if devices else entry.remembered
+        return of_kubelet or goes_with(entry.grant.mode, entry.grant.held)
 
-    others = [entry.grant for entry in ledger.entries.values() if entry.holds and not ours(entry)]
     return frozenset[GpuUuid]().union(
-        *(grant.held for grant in others),
+        *(entry.grant.held for entry in holding if not ours(entry)),
         (
             uuid
             for claim in ledger.claims.values()
             for uuid, mode in claim.holds.items()
             if not (shared and mode is Mode.SHARED)
         ),
-        *(external.held for external in ledger.external.values()),
-        (device.uuid for device in settings.injected(ledger.reservations)),
+        (
+            uuid
+            for external in ledger.external.values()
+            for uuid in external.held
+            if (external.pod_id, uuid) not in of_pods
+        ),
+        (
+            device.uuid
+            for device, each in ledger.reservations.items()
+            if settings.injected((device,))
+            or not (is_counted(device) or each.pod_gone or goes_with(each.mode, (device.uuid,)))
+        ),
     )
-
-
-def _reserved(ledger: Ledger, settings: KubeletSettings) -> Set[GpuUuid]:
-    """Return the GPUs that the kubelet allocated to pods which reserve them for the pods of a GPU group."""
-    match = settings.reservations.match
-    found = {device.uuid for device, each in ledger.reservations.items() if match(each.namespace)}
-    for entry in ledger.entries.values():
-        if entry.holds and entry.allocation and match(entry.grant.namespace):
-            found.update(each.uuid for each in entry.allocation.devices)
-    return found
 
 
 class KubeletPods:

@@ -7,6 +7,9 @@ container held before and holds now, wherever they can, so that no event can for
 
 from __future__ import annotations
 
+from msgspec.structs import replace
+
+from nri_gpu.domain.allocation import Allocated
 from nri_gpu.domain.container import Container
 from nri_gpu.ledger.entries import entries_after, superseded
 from nri_gpu.ledger.events import Created, FoundAtStart, LedgerEvent, Renumbered, Rules, Synchronized
@@ -27,8 +30,20 @@ def apply(ledger: Ledger, event: LedgerEvent, rules: Rules) -> Ledger:
 
 
 def cleared_for(ledger: Ledger, container: Container, now: float) -> Ledger:
-    """Return the ledger that a new container is decided by: what it replaces, and what was reserved for it, is gone."""
-    return redeemed(superseded(ledger, container, now), container)
+    """Return the ledger that a new container is decided by: what it replaces, and what was reserved for it, is gone.
+
+    Its own pod's containers that have the kubelet's GPUs by an earlier device plugin are in its way no more than those
+    that have them by us.
+    """
+    ledger = redeemed(superseded(ledger, container, now), container)
+    allocation = container.kubelet
+    if not isinstance(allocation, Allocated) or allocation.claims:
+        return ledger
+    others = {
+        id_: replace(each, uuids=each.uuids.difference(allocation.uuids)) if each.pod_id == container.pod.id else each
+        for id_, each in ledger.external.items()
+    }
+    return ledger.with_all_external(others)
 
 
 def _opened_after(after: Ledger, event: LedgerEvent, rules: Rules) -> Ledger:

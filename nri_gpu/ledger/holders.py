@@ -57,6 +57,7 @@ class Reservation(Recorded, frozen=True, kw_only=True):
     pod_uid: PodUid = UNNAMED_POD
     pod_id: PodId = PodId("")
     container_name: str = "-"
+    pod_gone: bool = False  # its pod's sandbox is gone, and the kubelet may make it anew
 
 
 class DriverDevice(Struct, frozen=True, kw_only=True):
@@ -149,8 +150,10 @@ class Usage(Struct, frozen=True, dict=True):
 
     @property
     def load(self) -> int:
-        """Count the containers, reservations and claims without a container on it."""
-        return len(self.grants) + len(self.reservations) + len(self.external) + len(self.idle_claims)
+        """Count the containers on it, and the reservations and claims without a container."""
+        there = {each.pod_id for each in self.external.values()}
+        waiting = sum(each.pod_id not in there for each in self.reservations.values())
+        return len(self.grants) + waiting + len(self.external) + len(self.idle_claims)
 
     def blocks(self, mode: Mode, pod_uid: PodUid, claims: Set[ClaimUid] | None = None) -> bool:
         """Return whether a container of that pod cannot have this GPU in that mode. claims: as in `held_from`."""
@@ -195,7 +198,12 @@ class Usage(Struct, frozen=True, dict=True):
         if mode is Mode.MPS:  # the daemon takes the GPU for itself (EXCLUSIVE_PROCESS)
             return bool(self.external)
         others = any(each.pod_uid not in pods for each in self.holders)
-        return others or bool(self.external) or not claims >= self.claims.keys()
+        return others or self._opened_beside(pods) or not claims >= self.claims.keys()
+
+    def _opened_beside(self, pods: Set[PodUid]) -> bool:
+        """Return whether another component's container can open it that is in no sandbox of these pods' holders."""
+        sandboxes = {each.pod_id for each in self.holders if each.pod_uid in pods}
+        return any(each.pod_id not in sandboxes for each in self.external.values())
 
 
 UNUSED: Final = Usage()

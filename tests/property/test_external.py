@@ -1,4 +1,7 @@
-"""No NVIDIA_VISIBLE_DEVICES grants a GPU that the kubelet does not list, and nothing runs two pods on one."""
+"""No NVIDIA_VISIBLE_DEVICES grants a GPU that the kubelet does not list, and nothing runs two pods on one.
+
+Nor does the kubelet count a GPU twice, or see one as free that is held, whoever gave it to the pod that holds it.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +22,7 @@ from nri_gpu.kubelet.read_listing import Listing, external_allocation
 from nri_gpu.ledger.ledger import Ledger
 from nri_gpu.policy.model import Policy
 from nri_gpu.request.environment import MOUNTED_NAMES, VARIABLE
-from tests.support.builders import container, gpu, mig_gpu, mig_uuid, node, pod, uuid
+from tests.support.builders import container, gpu, held_node, mig_gpu, mig_uuid, node, pod, uuid
 from tests.support.kubelet_nodes import GPU, OURS, RESERVED, SHARING, ExternalNode, again, from_kubelet, of_plugin
 
 NODE = node([mig_gpu(0), *(gpu(index) for index in range(1, 4))])
@@ -84,13 +87,15 @@ def test_nothing_is_granted_that_the_kubelet_does_not_list(
 
 
 class BothKinds(RuleBasedStateMachine):
-    """NVIDIA's device plugin and ours on one kubelet, and annotations.
+    """NVIDIA's device plugin and ours on one kubelet, an earlier one of our resource, and annotations.
 
-    checkpoint: what the kubelet gave, by pod. Some had it of our resource before that was ours.
+    checkpoint: what the kubelet gave, by pod. Some had it of our resource before that was ours. told: pods that the
+    kubelet has listed to this daemon.
     """
 
     pods = Bundle("pods")
     made = Bundle("made")
+    old = Bundle("old")
 
     def __init__(self) -> None:
         super().__init__()
@@ -99,6 +104,7 @@ class BothKinds(RuleBasedStateMachine):
         self.alive: dict[ContainerId, tuple[Container, bool]] = {}
         self.grants: dict[ContainerId, tuple[GpuUuid, ...]] = {}
         self.checkpoint: dict[str, tuple[str, frozenset[str], Container]] = {}
+        self.told: set[str] = set()
         self.number = 0
 
     @rule(
@@ -131,6 +137,27 @@ class BothKinds(RuleBasedStateMachine):
         self.node.sandbox_created(of)
         return name
 
+    @rule(target=old, number=st.integers(1, 2), data=st.data())
+    def came_before_us(self, number: int, data: Any) -> Container:  # noqa: ANN401 - hypothesis'
+        """A pod of the device plugin that had our resource: its container has nodes of free GPUs, and we see it now."""
+        self.number += 1
+        name = f"old-{self.number}"
+        held = {id_ for _, ids, _ in self.checkpoint.values() for id_ in ids}.union(*self.grants.values())
+        free = [index for index in range(3) if uuid(index) not in held]
+        gpus = data.draw(st.permutations(free))[:number]
+        ids = tuple(map(uuid, gpus))
+        of = container(of=name, devices=tuple(held_node(gpu(index)) for index in gpus))
+        if ids:
+            self.node.lists(of, ids, OURS)
+            self.checkpoint[name] = (OURS, frozenset(ids), of)
+            self.alive[of.id], self.grants[of.id], self.node.annotations[of.id] = (of, True), ids, {}
+            self.restart()
+        return of
+
+    @rule(of=old)
+    def end_old_pod(self, of: Container) -> None:
+        self.end_pod(of.pod.name)
+
     @rule()
     def answer(self) -> None:
         self.node.answer()
@@ -138,6 +165,7 @@ class BothKinds(RuleBasedStateMachine):
     @rule()
     def list(self) -> None:
         self.node.list_all()
+        self.told |= self.checkpoint.keys()
 
     @rule(target=made, pod=pods)
     def create_of_kubelet(self, pod: str) -> Container:
@@ -189,6 +217,7 @@ class BothKinds(RuleBasedStateMachine):
     def restart(self) -> None:
         kept = {id_: each for id_, each in self.alive.items() if id_ in self.node.annotations}
         self.node.restarted(kept)
+        self.told.clear()
 
     @rule(seconds=st.sampled_from([1, 61, 2000]))
     def wait(self, seconds: int) -> None:
@@ -203,9 +232,29 @@ class BothKinds(RuleBasedStateMachine):
                     on.setdefault(each, set()).add(of.pod.uid)
         assert all(len(holders) == 1 for holders in on.values()), on
 
+    def healthy(self) -> set[str]:
+        return {device.id for device in self.node.devices.devices(OURS) if not device.why}
+
+    def counted(self, resource: str) -> set[str]:
+        return {id_ for of_what, ids, _ in self.checkpoint.values() if of_what == resource for id_ in ids}
+
+    @invariant()
+    def what_the_kubelet_sees_as_free_is_held_by_nobody(self) -> None:
+        free = self.healthy() - self.counted(OURS)
+        assert all(free.isdisjoint(self.grants[id_]) for id_, (_, runs) in self.alive.items() if runs)
+
+    @invariant()
+    def what_the_kubelet_counts_as_held_counts_once(self) -> None:
+        """As far as it has told, its devices are healthy, but for those that it has allocated by another name, too."""
+        own = {name for name, (of_what, *_) in self.checkpoint.items() if of_what == OURS and name in self.told}
+        running = [id_ for id_, (of, runs) in self.alive.items() if runs and of.pod.name in own]
+        twice = {each.uuid for each in self.node.plugin.ledger.reservations if each.resource == GPU}
+        held = {each for id_ in running for each in self.grants[id_]}
+        assert held - twice - self.counted(GPU) <= self.healthy()
+
     @invariant()
     def what_others_run_on_is_not_offered(self) -> None:
-        healthy = {device.id for device in self.node.devices.devices(OURS) if not device.why}
+        healthy = self.healthy()
         for id_, (of, runs) in self.alive.items():
             kept = self.checkpoint.get(of.pod.name)
             if runs and self.grants[id_] and (kept is None or kept[0] == GPU):

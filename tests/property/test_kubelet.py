@@ -37,6 +37,7 @@ class Given(NamedTuple):
     resource: str
     ids: frozenset[str]
     annotations: Mapping[str, str]
+    shared: bool
 
     @property
     def uuids(self) -> set[GpuUuid]:
@@ -149,7 +150,7 @@ class OneLedger(RuleBasedStateMachine):
             assert not devices <= healthy
             return False
         assert devices <= healthy
-        self.checkpoint[pod, name] = Given(resource, frozenset(ids), annotations)
+        self.checkpoint[pod, name] = Given(resource, frozenset(ids), annotations, self.shared)
         self.allocated |= dict.fromkeys(devices, self.plugin_node.clock.now)
         return True
 
@@ -213,7 +214,7 @@ class OneLedger(RuleBasedStateMachine):
         if isinstance(got, tuple):
             assert given is None or set(got) == given.uuids  # what the kubelet gave, never another
             asks = of.pod.annotations.get("gpu.nri.io", "")
-            shared = self.shared if given else "shared" in asks
+            shared = given.shared if given else "shared" in asks
             self.alive[of.id], self.held[of.id] = (of, False), Held(frozenset(got), shared)
             if of.pod.name.startswith("local") and not shared:
                 self.check_was_free(set(got))
@@ -332,9 +333,11 @@ class OneLedger(RuleBasedStateMachine):
         self.ill = ill
         self.put_gpus()
 
-    @rule(late=st.booleans())
-    def restart(self, late: bool) -> None:
-        """late: the tokens' key is not there yet as the runtime lists its containers."""
+    @rule(late=st.booleans(), replicas=st.sampled_from([None, None, 1, 2]))
+    def restart(self, late: bool, replicas: int | None) -> None:
+        """late: the tokens' key is not there yet as the runtime lists its containers. replicas: by another policy."""
+        self.settings = replace(self.settings, replicas=replicas or self.settings.replicas)
+        self.plugin_node.settings = self.settings
         self.plugin_node.restart_daemon()
         if late:
             self.plugin_node.plugin.kubelet.key, self.plugin_node.plugin.kubelet.awaited = None, True
@@ -396,13 +399,24 @@ class OneLedger(RuleBasedStateMachine):
                 assert offered.isdisjoint(self.held[id_].uuids)
 
     @invariant()
+    def what_the_kubelet_sees_as_free_is_held_by_nobody(self) -> None:
+        if not self.alive:
+            return
+        free = {device.uuid for device in self.healthy() - self.in_use()}
+        for id_, (_, runs) in self.alive.items():
+            assert not runs or (self.shared and self.held[id_].shared) or free.isdisjoint(self.held[id_].uuids)
+
+    @invariant()
     def nothing_is_offered_that_nobody_would_inject(self) -> None:
         if self.alive and not self.plugin_node.devices.connected:
             assert not self.healthy()
 
     @invariant()
     def what_only_the_kubelets_pods_hold_is_offered(self) -> None:
-        """They are its own to count: a pod whose GPU it cannot see any more would fail at its next admission."""
+        """They are its own to count: a pod whose GPU it cannot see any more would fail at its next admission.
+
+        But for those that it allocated by an id of before a restart: it would count none of the ids of now.
+        """
         if not self.plugin_node.devices.connected or not self.checkpoint:
             return
         offered = {device.uuid for device in self.healthy()}
@@ -412,8 +426,10 @@ class OneLedger(RuleBasedStateMachine):
             if of.pod.name.startswith("local")
             for uuid in self.held[id_].uuids
         }
+        known = self.known()
+        earlier = {device.uuid for device in self.in_use() if device not in known}
         for id_, (of, runs) in self.alive.items():
-            if runs and (of.pod.name, of.name) in self.checkpoint:
+            if runs and (of.pod.name, of.name) in self.checkpoint and earlier.isdisjoint(self.held[id_].uuids):
                 lost = {uuid(self.ill)} if self.ill is not None else set()
                 assert self.held[id_].uuids - others - lost <= offered or (self.ill == 2 and self.mig)
 

@@ -1,6 +1,7 @@
 """Law: no reachable Ledger is over capacity; release undoes a grant; the ledger rebuilt by Synchronize lived before.
 
-Nor is a GPU granted exclusively whose number a live container opens, whatever that one was granted. But a monitor keeps
+Nor is a GPU granted exclusively whose number a live container opens, whatever that one was granted; where the kubelet
+allocated it to that container's pod, it counts once. But a monitor keeps
 nobody from a GPU, unless the kubelet allocated it to its pod; one that is none any more holds it again, beside whoever
 came meanwhile, and nobody else gets it.
 
@@ -37,14 +38,17 @@ from nri_gpu._pb import nri_pb2 as pb
 from nri_gpu.decision.decide import decide
 from nri_gpu.decision.overlaps import overlaps
 from nri_gpu.decision.refusals import why_not
-from nri_gpu.domain.container import Cgroup, Container, ContainerId, DeviceRef, FirstProcess, PodId
+from nri_gpu.domain.allocation import AllocatedDevice
+from nri_gpu.domain.container import Cgroup, Container, ContainerId, DeviceRef, FirstProcess, PodId, PodUid
 from nri_gpu.domain.decision import Grant, Inject
 from nri_gpu.domain.edits import NO_EDITS
 from nri_gpu.domain.gpu import Gpu, GpuUuid, MigPart
 from nri_gpu.domain.gpu_request import Mode
 from nri_gpu.domain.names import GRANT_KEY
 from nri_gpu.domain.node import Node
-from nri_gpu.ledger.events import Started, Stopped, Ticked
+from nri_gpu.kubelet.allocations import held_by_others
+from nri_gpu.ledger.apply import apply
+from nri_gpu.ledger.events import ListedDevice, Reconciled, Started, Stopped, Ticked
 from nri_gpu.ledger.grant_text import SignedGrant, verify_grant
 from nri_gpu.ledger.ledger import Entry, GrantPhase, Ledger
 from nri_gpu.ledger.opened import opened_uuids, seen
@@ -470,6 +474,30 @@ class Runtime(RuleBasedStateMachine):
         self.plugin.monitors.told({pod_id: self.allocated[pod_id]})
         self.plugin.observe()
         self.check_stranger()
+
+    @precondition(lambda self: not self.away and self.ledger.external)
+    @rule(pick=picks)
+    def the_kubelet_would_list_what_an_earlier_plugin_gave(self, pick: int) -> None:
+        """Its word about a pod that has a GPU is in nobody's way who was let in, and lets in nobody else."""
+        opening = sorted(self.ledger.external.values(), key=lambda other: other.container_id)
+        other = opening[pick % len(opening)]
+        usage = self.ledger.usage()
+        namespace, _, name = other.pod.partition("/")
+        pod = make.pod(name, id=other.pod_id)
+        for uuid in sorted(each for each in other.held if usage[each].mode is None and not usage[each].releasing):
+            device = AllocatedDevice("nvidia.com/gpu", uuid)
+            listed = ListedDevice(device, namespace, name, "dp", shared=False, pod=pod)
+            told = apply(self.ledger, Reconciled(self.now, (listed,), frozenset()), self.plugin.rules)
+            assert {each: use.load for each, use in told.usage().items()} == {
+                each: use.load for each, use in usage.items()
+            }
+            strangers = [each for each in usage[uuid].external.values() if each.pod_id != pod.id]
+            settings = self.state.settings.kubelet
+            taken, still = (held_by_others(each, settings, {device}, shared=False) for each in (self.ledger, told))
+            assert taken - still == (set() if strangers else {uuid})
+            assert told.usage()[uuid].blocks(Mode.EXCLUSIVE, PodUid("stranger"))
+            assert told.usage()[uuid].blocks(Mode.SHARED, PodUid("stranger"))
+            assert told.usage()[uuid].blocks(Mode.EXCLUSIVE, pod.uid) == bool(strangers)
 
     @precondition(lambda self: not self.away)
     @rule()

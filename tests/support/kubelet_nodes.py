@@ -77,7 +77,8 @@ class PluginNode:
 
     def taken(self, *, shared: bool = False) -> frozenset[GpuUuid]:
         """GPUs that others than the kubelet's pods hold."""
-        return held_by_others(self.plugin.ledger, self.node_state.settings.kubelet, shared=shared)
+        offered = self.devices.offered()
+        return held_by_others(self.plugin.ledger, self.node_state.settings.kubelet, offered, shared=shared)
 
     def keyed(self) -> None:
         """The tokens' key can be read."""

@@ -4,13 +4,16 @@ import time
 from typing import Final
 
 import pytest
+from msgspec.structs import replace
 
+from nri_gpu.domain.allocation import AllocatedDevice
 from nri_gpu.domain.container import Cgroup, ContainerId, FirstProcess, PodId, PodUid
 from nri_gpu.domain.gpu_request import Mode
 from nri_gpu.ledger.apply import cleared_for
 from nri_gpu.ledger.events import PodGone, Stopped, Synchronized, Ticked
 from nri_gpu.ledger.holders import UNUSED, ExternalAllocation, Usage
 from nri_gpu.ledger.ledger import Entry, GrantPhase, Ledger
+from nri_gpu.ledger.reservations import reservation_of
 from tests.support import builders as make
 from tests.support.ledgers import GRACE_S, after
 
@@ -32,6 +35,16 @@ def held(mode: Mode, *pods: PodUid) -> Usage:
 
 
 DP = {make.foreign().container_id: make.foreign(0)}
+STRANGER = {each.container_id: each for each in [make.foreign(0, of="stranger")]}
+
+
+def of_old_pod(pod: PodUid, mode: Mode = EXCLUSIVE) -> Usage:
+    """What an earlier device plugin gave to that pod's container, and the kubelet still counts as its."""
+    to = make.container(of=make.pod("plugin", uid=pod))
+    each = reservation_of(AllocatedDevice("nvidia.com/gpu", make.uuid(0)), make.grant(0, to=to), mode, 0.0, None)
+    return Usage(reservations={each.device: each}, external=DP)
+
+
 # What is on the GPU, who asks how, and whether that is in the way.
 BLOCKS = {
     "nobody, exclusive": (UNUSED, EXCLUSIVE, False),
@@ -45,12 +58,22 @@ BLOCKS = {
     "own pod shared, exclusive": (held(SHARED, MINE), EXCLUSIVE, True),
     "others' injector, exclusive": (Usage(external=DP), EXCLUSIVE, True),
     "others' injector, shared": (Usage(external=DP), SHARED, False),
+    "own pod's, by another plugin, exclusive": (of_old_pod(MINE), EXCLUSIVE, False),
+    "own pod's, by another plugin, mps": (of_old_pod(MINE, Mode.MPS), Mode.MPS, True),
+    "another pod's, by another plugin, exclusive": (of_old_pod(OTHER), EXCLUSIVE, True),
+    "another pod's, by another plugin, shared": (of_old_pod(OTHER), SHARED, True),
+    "own pod's, and another container's": (replace(of_old_pod(MINE), external={**DP, **STRANGER}), EXCLUSIVE, True),
 }
 
 
 @pytest.mark.parametrize(("usage", "mode", "blocked"), BLOCKS.values(), ids=BLOCKS)
 def test_who_is_in_whose_way(usage: Usage, mode: Mode, blocked: bool) -> None:
     assert usage.blocks(mode, MINE) is blocked
+
+
+def test_a_gpu_that_another_plugin_gave_counts_once() -> None:
+    assert of_old_pod(OTHER).load == Usage(external=DP).load == 1
+    assert replace(of_old_pod(OTHER), external=STRANGER).load == 2
 
 
 AGAIN = make.container(of="a", id=ContainerId("a.main.2"))
