@@ -22,6 +22,7 @@ from nri_gpu.domain.names import CONTROL_SOCKET, LEDGER
 from nri_gpu.domain.node import Inventory
 from nri_gpu.dra.dra_controller import DraController
 from nri_gpu.kubelet.kubelet_controller import KubeletController
+from nri_gpu.kubelet.read_listing import without_unnamed
 from nri_gpu.ledger.ledger import Ledger
 from nri_gpu.nri.convert import Configured
 from nri_gpu.plugin.decision_log import Refusals
@@ -166,6 +167,7 @@ class Daemon:
         except (OSError, ValueError) as error:
             bound = logger.bind(path=str(file), fault=str(error))
             bound.warning("last ledger not read; recently released GPUs are unknown")
+        ledger = without_unnamed(ledger, self._fixed.kubelet)
         prepared = {} if self._plugin.external.pods is None else ledger.prepared  # nobody would tell of their end
         self._state.ledger = replace(ledger, prepared=prepared, claims=self._dra.recalled())
 

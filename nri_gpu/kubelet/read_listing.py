@@ -43,7 +43,7 @@ from nri_gpu.domain.allocation import (
 )
 from nri_gpu.domain.container import Container, Pod, PodId
 from nri_gpu.domain.gpu import GpuUuid
-from nri_gpu.domain.names import BASE_KEY
+from nri_gpu.domain.names import BASE_KEY, KUBELET_KEY
 from nri_gpu.domain.node import Inventory
 from nri_gpu.domain.text import clipped
 from nri_gpu.domain.text import listed as listed_names
@@ -51,6 +51,7 @@ from nri_gpu.kubelet.allocations import KubeletPods
 from nri_gpu.ledger.events import ListedDevice, Reconciled
 from nri_gpu.ledger.holders import DriverDevice
 from nri_gpu.ledger.prepared import VFIO, gpu_of, minor_of
+from nri_gpu.ledger.ledger import Ledger
 from nri_gpu.policy.kubelet_settings import KubeletSettings, MigStrategy
 from nri_gpu.request.environment import MOUNTED_NAMES, VARIABLE, named_devices
 from nri_gpu.system.state import NodeState
@@ -73,6 +74,7 @@ TWO_PLUGINS: Final = (
 )
 TWO_MODES: Final = "the kubelet allocated shared and unshared GPUs to it at once: ask for one kind"
 
+_FRACTION: Final = "fraction-"
 COMPLAINTS_MAX: Final = 256
 JUST_STARTED: Final = (
     "nri-gpu has just started and the kubelet has not said yet which GPUs it allocated to pods (PodResources): it will "
@@ -101,7 +103,7 @@ def by_listing(
     if listing is None and not settings.injects_external:
         return container
     told = listing or Listing()
-    if container.kubelet is not None:
+    if container.kubelet is not None and not _is_taken_over(container, told, settings):
         allocation: KubeletAllocation | None = verified(container.kubelet, container, told, settings)
     else:
         allocation = external_allocation(container, told, inventory, settings)
@@ -117,6 +119,16 @@ def by_listing(
     ):
         allocation = replace(allocation, shared=True)  # a pod that reserves a GPU holds it shared
     return container if allocation is container.kubelet else replace(container, kubelet=allocation)
+
+
+def _is_taken_over(container: Container, told: Listing, settings: KubeletSettings) -> bool:
+    """Return whether the resource by which we allocated to a container is another plugin's by now, for which we inject.
+
+    Its token is from when our device plugin was on, and cannot be read: what PodResources lists for it counts.
+    """
+    allocation, listed = container.kubelet, told.pod.container(container.name) if told.pod else None
+    unread = isinstance(allocation, AllocationInvalid) and allocation.key == KUBELET_KEY and not settings.enabled
+    return bool(unread and listed and settings.injected(listed.devices))
 
 
 def external_allocation(
@@ -141,7 +153,9 @@ def verified(
     listed = listing.pod.container(container.name) if listing.pod else None
     if not isinstance(allocation, Allocated) or listed is None:
         return allocation
-    if settings.injected(listed.devices):
+    theirs = settings.injected(listed.devices)
+    # Another plugin may have taken over a resource by which ours gave these very devices.
+    if theirs and (named_devices(container.env.get(VARIABLE, "")) or not set(allocation.devices).issuperset(theirs)):
         return AllocationInvalid(TWO_PLUGINS)
     if allocation.claims:  # not of a device plugin
         return allocation
@@ -198,6 +212,15 @@ def _before_us(
     if listed is None and (unknown or named != {each.uuid for each in ours}):
         return _differs(container, ours)
     return _allocated(ours, inventory, clipped(ours[0].resource, NAME_MAX))
+
+
+def without_unnamed(ledger: Ledger, settings: KubeletSettings) -> Ledger:
+    """Return a ledger without reservations of resources that policy no longer names: nobody would tell of their end."""
+    return ledger.without_reservations(
+        device
+        for device in ledger.reservations
+        if not (is_gpu_resource(device, settings) or (settings.reservations.patterns and _of_fraction(device)))
+    )
 
 
 def _of_plugin(
@@ -267,9 +290,14 @@ def _fraction(
             f"GPU group ({GROUP}): it will be tried again, since the kubelet may not have answered yet"
         )
     # A resource of its own for each pod: what the reservation pod holds stays that pod's.
-    resource = f"fraction-{container.pod.uid}"
+    resource = f"{_FRACTION}{container.pod.uid}"
     devices = tuple(AllocatedDevice(resource, uuid) for uuid in sorted(named))
     return Allocated(devices, shared=True, key=VARIABLE)
+
+
+def _of_fraction(device: AllocatedDevice) -> bool:
+    """Return whether a scheduler of fractions allocated the device: the kubelet lists it for no pod."""
+    return device.resource.startswith(_FRACTION)
 
 
 def _units(
@@ -343,9 +371,8 @@ class ExternalAllocations:
         bound.bind(container_name=container.name).warning("kubelet allocation not valid")
 
     def reconciled(self, listed: tuple[PodDevices, ...], now: float) -> Reconciled:
-        """Make the ledger's event of a List of PodResources."""
-        reserved = self._state.ledger.reservations
-        about = frozenset(device for device in reserved if is_gpu_resource(device, self._settings))
+        """Make the ledger's event of a List of PodResources, which tells of every resource."""
+        about = frozenset(device for device in self._state.ledger.reservations if not _of_fraction(device))
         self._warn_of_odd(listed)
         sandbox_of = self.pods.sandbox_of if self.pods else lambda _: None
         prepared = (device for pod in listed for device in self.prepared(pod, sandbox_of(pod)))
@@ -391,12 +418,12 @@ class ExternalAllocations:
                 self.pods.add(container.pod)
 
     def _named(self, listed: tuple[PodDevices, ...]) -> Iterator[ListedDevice]:
-        settings = self._settings
+        settings, reserved = self._settings, self._state.ledger.reservations
         for pod in listed:
             sandbox = self.pods.sandbox_of(pod) if self.pods else None
             for container in pod.containers:
                 for device in container.devices:
-                    if is_gpu_resource(device, settings):
+                    if is_gpu_resource(device, settings) or (device in reserved and sandbox):
                         shared = REPLICA in device.id or settings.reservations.match(pod.namespace)
                         yield ListedDevice(device, pod.namespace, pod.name, container.name, shared, sandbox)
 

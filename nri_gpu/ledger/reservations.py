@@ -9,7 +9,8 @@ most, so that the kubelet's next answer about an id replaces its last.
     it ends, and nobody may tell of its sandbox's end --for its pod, for OPEN_S--> (lapses)
 
 None lapses while a container of its pod is created or runs. In the third case the kubelet may make the pod's sandbox
-anew with the same devices and without another Allocate; nobody tells whether it will, or whether the pod is over.
+anew with the same devices and without another Allocate; nobody tells whether it will, or whether the pod is over. Where
+it allocates the GPU to another pod meanwhile, by another device id, that pod has it.
 """
 
 from __future__ import annotations
@@ -65,11 +66,9 @@ def reservations_after(before: Ledger, after: Ledger, event: LedgerEvent, listed
             after = _allocated(after, event)
         case Reconciled():
             after = _reconciled(after, event)
-        case PodGone(at, pod_id):
+        case PodGone(at, pod_id) | SandboxForgotten(at, pod_id):
             ours = (each for each in after.reservations.values() if each.pod_id == pod_id)
-            after = _with_all(after, (_lapsing(each, at) for each in ours))
-        case SandboxForgotten(at, pod_id):
-            after = _lapsing_from(after, {pod_id}, at)
+            after = _with_all(after, (replace(_lapsing(each, at), pod_gone=True) for each in ours))
         case Ticked(at):
             known = after.reservations.items()
             over = [device for device, each in known if each.until is not None and at > each.until]
@@ -99,6 +98,8 @@ def redeemed(ledger: Ledger, container: Container) -> Ledger:
         named = allocation.key == KUBELET_KEY or (each.namespace, each.pod_name) == (pod.namespace, pod.name)
         return each.pod_uid == UNNAMED_POD and named
 
+    if not allocation.claims:
+        ledger = _without_outdated(ledger, allocation.devices, shared=allocation.shared)
     return _without(ledger, allocation, is_for)
 
 
@@ -106,6 +107,20 @@ def _without(ledger: Ledger, allocation: Allocated, over: Callable[[Reservation]
     """End the reservations of these devices that are over."""
     known = ((device, ledger.reservations.get(device)) for device in allocation.devices)
     return ledger.without_reservations(device for device, each in known if each is not None and over(each))
+
+
+def _without_outdated(ledger: Ledger, devices: Sequence[AllocatedDevice], *, shared: bool) -> Ledger:
+    """End the reservations for pods whose sandbox is gone that keep others from these devices' GPUs.
+
+    devices: allocated since, and maybe of another resource. shared: their mode goes with a shared reservation.
+    """
+    uuids = {each.uuid for each in devices}
+    return ledger.without_reservations(
+        device
+        for device, each in ledger.reservations.items()
+        if each.pod_gone and device.uuid in uuids and device not in devices
+        if not (shared and each.mode is Mode.SHARED)
+    )
 
 
 def _with_all(ledger: Ledger, reservations: Iterable[Reservation]) -> Ledger:
@@ -125,7 +140,7 @@ def _allocated(ledger: Ledger, event: DevicesAllocated) -> Ledger:
         )
         for device in event.devices
     )
-    return _with_all(ledger, fresh)
+    return _with_all(_without_outdated(ledger, event.devices, shared=event.shared), fresh)
 
 
 def _kept_for_pods(before: Ledger, after: Ledger, event: LedgerEvent, listed_pods: Set[PodId]) -> Ledger:
@@ -144,12 +159,14 @@ def _kept_for_pods(before: Ledger, after: Ledger, event: LedgerEvent, listed_pod
     ended = isinstance(event, Stopped | Removed | Gone)
     untold: set[PodId] = set()
     for old, allocation in left:
-        until = None if ended and not old.pod_gone else event.at + OPEN_S
+        pod_gone = old.pod_gone or isinstance(event, PodGone)
+        until = None if ended and not pod_gone else event.at + OPEN_S
         for device in allocation.devices if allocation else ():
             known, mode = after.reservations.get(device), old.grant.mode
             ours = device not in taken and (known is None or known.pod_uid == old.grant.pod_uid)
             if mode is not None and device.uuid in old.grant.uuids and ours:
-                after = after.with_reservation(reservation_of(device, old.grant, mode, event.at, until))
+                kept = reservation_of(device, old.grant, mode, event.at, until)
+                after = after.with_reservation(replace(kept, pod_gone=pod_gone))
                 untold.update({old.grant.pod_id} & listed_pods)
     return _lapsing_from(after, untold, event.at) if untold else after
 
@@ -161,9 +178,11 @@ def _lapsing_from(ledger: Ledger, pod_ids: Set[PodId], at: float) -> Ledger:
 
 
 def _live_pods(ledger: Ledger) -> frozenset[PodId]:
-    """Return the sandboxes of which a granted container is created or runs."""
-    live = (each.grant.pod_id for each in ledger.entries.values() if each.holds and not each.lost)
-    return frozenset(filter(None, live))  # a reservation for a pod that nobody named yet has no sandbox
+    """Return the sandboxes of which a container with GPUs is created or runs, whoever gave it these."""
+    lost = ledger.lost
+    granted = (each.grant.pod_id for each in ledger.entries.values() if each.holds and not each.lost)
+    others = (each.pod_id for id_, each in ledger.external.items() if id_ not in lost)
+    return frozenset(filter(None, chain(granted, others)))  # a reservation for an unnamed pod has no sandbox
 
 
 def reservation_of(device: AllocatedDevice, grant: Grant, mode: Mode, since: float, until: float | None) -> Reservation:
@@ -202,6 +221,7 @@ def _reconciled(ledger: Ledger, event: Reconciled) -> Ledger:
     here: set[AllocatedDevice] = set()
     for each in _one_for_each_device(event.listed):
         here.add(each.device)
+        ledger = _without_outdated(ledger, (each.device,), shared=each.shared)
         if any(has_listed(entry.grant, each) for entry in ledger.entries.values() if entry.holds):
             continue  # while a container of the pod has it, nothing need be reserved
         fresh = Reservation(

@@ -157,7 +157,9 @@ def _ledger_of(document: LedgerDocument, now: float) -> Ledger:
                 since=since,
                 until=None,
                 pod_uid=line.pod_uid,
+                pod_id=line.pod_id,
                 container_name=line.container,
+                pod_gone=line.pod_gone,
             )
         else:
             phase = GrantPhase.LOST if line.lost else line.phase
@@ -272,7 +274,7 @@ def holder_line(holder: Entry | Reservation) -> HolderLine:
 def _grant_line(holder: Entry | Reservation) -> GrantLine:
     line = GrantLine(**asdict(holder_line(holder)), since_s=holder.since)
     if isinstance(holder, Reservation):
-        return line
+        return replace(line, pod_id=holder.pod_id, pod_gone=holder.pod_gone)
     phase = GrantPhase.RUNNING if holder.lost else holder.phase
     return replace(line, phase=phase, lost=holder.lost, pod_id=holder.grant.pod_id, pod_gone=holder.pod_gone)
 

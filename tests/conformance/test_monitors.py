@@ -5,9 +5,6 @@ The exporter gets every GPU's node as in a cluster with the GPU Operator: by CRI
 
 from __future__ import annotations
 
-import json
-import os
-import stat
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, Final
@@ -16,6 +13,7 @@ import pytest
 from msgspec import Struct
 
 from tests.conformance.conftest import injected, launch_on
+from tests.support.cdi import opening
 from tests.support.containerd import Containerd
 from tests.support.cri import ContainerId, CriError
 from tests.support.daemon import UUIDS, NriGpu, staged
@@ -79,20 +77,10 @@ def text_of(node: Containerd, folder: Path, monitors: str) -> str:
 @pytest.fixture
 def management(node: Containerd, tmp_path: Path) -> Iterator[str]:
     """The CDI device that opens every GPU."""
-    nodes = []
-    for minor in (0, 1, 2, 3, 255):
-        name = "nvidiactl" if minor == 255 else f"nvidia{minor}"
-        os.mknod(tmp_path / name, stat.S_IFCHR | 0o666, os.makedev(195, minor))
-        (tmp_path / name).chmod(0o666)
-        nodes.append(
-            {"path": f"/dev/{name}", "hostPath": f"{tmp_path / name}", "type": "c", "major": 195, "minor": minor}
-        )
-    device = {"name": "all", "containerEdits": {"deviceNodes": nodes}}
+    kind, _, device = MANAGEMENT.partition("=")
     file = node.layout.cdi / "management.nvidia.com-gpu.json"
-    file.parent.mkdir(parents=True, exist_ok=True)
-    file.write_text(json.dumps({"cdiVersion": "0.6.0", "kind": "management.nvidia.com/gpu", "devices": [device]}))
-    yield MANAGEMENT
-    file.unlink()
+    with opening(file, tmp_path, kind, {device: [minor for _, minor in sorted(ALL)]}):
+        yield MANAGEMENT
 
 
 @pytest.fixture

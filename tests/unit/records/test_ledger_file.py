@@ -18,6 +18,7 @@ from nri_gpu.domain.gpu_request import Mode
 from nri_gpu.domain.names import LEDGER
 from nri_gpu.ledger.events import DevicesAllocated, PodGone, Removed
 from nri_gpu.ledger.ledger import GrantPhase, Ledger, Live
+from nri_gpu.ledger.reservations import reservation_of
 from nri_gpu.records.ledger_file import LedgerFile, read_ledger, write_ledger
 from nri_gpu.system.state import NodeState
 from tests.support import builders as make
@@ -70,6 +71,16 @@ def test_reservations_stay(tmp_path: Path) -> None:
     assert new.plugin.ledger.reservations.keys() == {device}
     assert all(isinstance(entry.until, float) for entry in new.plugin.ledger.entries.values())
     assert new.withheld
+
+
+def test_a_reservation_is_read_with_its_sandbox(tmp_path: Path) -> None:
+    """By that it is known at the start that a container of another plugin's has what the kubelet counts."""
+    device = AllocatedDevice("nvidia.com/gpu", make.uuid(0))
+    kept_for = reservation_of(device, make.grant(0), Mode.EXCLUSIVE, 5.0, None)
+    for reservation in (kept_for, replace(kept_for, pod_gone=True)):
+        assert read_ledger(kept(tmp_path, Ledger().with_reservation(reservation)), 9.0).reservations == {
+            device: reservation
+        }
 
 
 def test_the_published_ledger(tmp_path: Path) -> None:
