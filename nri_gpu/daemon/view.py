@@ -200,11 +200,19 @@ def _unavailable(unit: Unit, usage: Usage | None) -> str:
 
 
 def _holders(view: View, wanted: Callable[[tuple[GpuUuid, ...]], bool]) -> tuple[answers.HolderStatus, ...]:
-    """Return grants and reservations of wanted GPUs; the kubelet allocated what is reserved, and nobody has it now."""
+    """Return grants and reservations of wanted GPUs; the kubelet allocated what is reserved, and nobody has it now.
+
+    What an earlier device plugin gave to a container of the pod stands among external allocations alone.
+    """
+    opened = {(each.pod_id, uuid) for each in view.ledger.external.values() for uuid in each.held}
     holders: list[Entry | Reservation] = [
         entry for entry in view.ledger.entries.values() if entry.holds and wanted(entry.grant.uuids)
     ]
-    holders += [each for device, each in view.ledger.reservations.items() if wanted((device.uuid,))]
+    holders += [
+        each
+        for device, each in view.ledger.reservations.items()
+        if wanted((device.uuid,)) and (each.pod_id, device.uuid) not in opened
+    ]
     return tuple(_holder(holder, view) for holder in holders)
 
 

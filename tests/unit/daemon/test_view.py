@@ -9,12 +9,13 @@ from msgspec.structs import replace
 from nri_gpu.cli.status_page import faults
 from nri_gpu.daemon.answers import KubeletStatus, PolicyStatus
 from nri_gpu.daemon.view import status_of
-from nri_gpu.domain.allocation import ResourceStatus
+from nri_gpu.domain.allocation import AllocatedDevice, ResourceStatus
 from nri_gpu.domain.gpu_request import Mode
 from nri_gpu.domain.health import Health, HealthState, History, Transition, TransitionKind
 from nri_gpu.domain.node import GpuFault, Node
 from nri_gpu.ledger.holders import Releasing
 from nri_gpu.ledger.ledger import GrantPhase, Ledger
+from nri_gpu.ledger.reservations import reservation_of
 from tests.support import builders as make
 from tests.support.ledgers import prepared
 from tests.support.views import CLOCK, NOW, OTHER, TRAIN, status_json, view
@@ -216,3 +217,18 @@ def test_since_when_something_is_wrong() -> None:
 def test_a_bad_gpu_is_unavailable_since_it_is_bad() -> None:
     bad = make.gpu(0, unavailable="bad", health=Health(HealthState.BAD, NOW - 70, "XID 79", 1))
     assert gpu(0, node=make.node([bad]))["unavailable_since_s"] == NOW - 70
+
+
+def test_a_gpu_that_an_earlier_device_plugin_gave_has_one_holder() -> None:
+    """PodResources lists it for the pod, and a container of the pod opens it."""
+    other = make.foreign(0)
+    device = AllocatedDevice("nvidia.com/gpu", make.uuid(0))
+    to = make.container(of=make.pod("plugin", id=other.pod_id))
+    ledger = make.ledger(others=[other]).with_reservation(
+        reservation_of(device, make.grant(0, to=to), Mode.EXCLUSIVE, 0.0, None)
+    )
+    found, *_ = status_of(view(ledger)).gpus
+    assert (found.holders, found.foreign, found.mode) == ((), ("ml/plugin",), "exclusive")
+    assert found.unavailable == "held exclusively by ml/plugin"
+    found, *_ = status_of(view(replace(ledger, external={}))).gpus
+    assert [each.reserved for each in found.holders] == [True]
