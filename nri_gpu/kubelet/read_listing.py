@@ -50,8 +50,8 @@ from nri_gpu.domain.text import listed as listed_names
 from nri_gpu.kubelet.allocations import KubeletPods
 from nri_gpu.ledger.events import ListedDevice, Reconciled
 from nri_gpu.ledger.holders import DriverDevice
-from nri_gpu.ledger.prepared import VFIO, gpu_of, minor_of
 from nri_gpu.ledger.ledger import Ledger
+from nri_gpu.ledger.prepared import VFIO, gpu_of, minor_of
 from nri_gpu.policy.kubelet_settings import KubeletSettings, MigStrategy
 from nri_gpu.request.environment import MOUNTED_NAMES, VARIABLE, named_devices
 from nri_gpu.system.state import NodeState

@@ -15,7 +15,7 @@ it allocates the GPU to another pod meanwhile, by another device id, that pod ha
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Set
+from collections.abc import Callable, Iterable, Sequence, Set
 from itertools import chain
 from typing import Final
 
