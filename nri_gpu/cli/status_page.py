@@ -18,6 +18,7 @@ from nri_gpu.daemon.answers import (
     StrayStatus,
     UnitStatus,
 )
+from nri_gpu.decision.overlaps import SEPARATE, conflict_sentence
 from nri_gpu.decision.refusals import number_of
 from nri_gpu.domain.decision import Refused
 from nri_gpu.dra.dra_findings import files_advice, gate_advice, silence
@@ -42,13 +43,18 @@ def faults(status: DaemonStatus) -> list[str]:
 
 
 def to_mend(status: DaemonStatus) -> list[str]:
-    """Return faults of a daemon that grants: a policy file that was not taken, and GPUs that two pods were granted."""
+    """Return faults of a daemon that grants: a policy file that was not taken, and exclusive GPUs that two pods use."""
     fault = status.policy.rejected
     found = [f"policy file rejected, the previous policy stays in force: {fault}"] if fault else []
-    return found + [
+    found += [
         f"GPU {each.gpu_uuid} was granted to {' and '.join(each.pods)}, to one of them exclusively: delete all of "
         "these pods but one"
         for each in status.overlaps
+        if each.granted
+    ]
+    return found + [
+        f"{conflict_sentence(each.pod, each.container, each.gpu_uuids, each.holders)}: {SEPARATE}"
+        for each in status.conflicts
     ]
 
 
@@ -71,7 +77,7 @@ def status_page(status: DaemonStatus, now: float, *, glance: bool = False) -> li
     name = f"{runtime.name or 'runtime'} {runtime.version}".strip()
     headline = f"{name}, driver {node.driver_version or '?'}, policy: {status.policy.source}"
     wrong = [*lines(faults(status) + to_mend(status), Tone.BAD)]
-    rows = tuple(row for gpu in status.gpus for row in _rows(gpu, status.external, now))
+    rows = tuple(row for gpu in status.gpus for row in _rows(gpu, status, now))
     return [
         Line(headline, Tone.HEAD),
         *([Line(counted(status)), *wrong] if glance else []),
@@ -158,29 +164,36 @@ def _since_when(seconds: float | UnsetType | None) -> str:
     return f" since {at(seconds)}" if isinstance(seconds, float) else ""
 
 
-def _rows(gpu: UnitStatus, external: tuple[ExternalStatus, ...], now: float) -> Iterator[Row]:
+def _rows(gpu: UnitStatus, status: DaemonStatus, now: float) -> Iterator[Row]:
     """Yield a row for each holder of a GPU, and for each container that opens it; the first row has the GPU too."""
     place = Line(f"{'  ' if gpu.kind == 'mig' else ''}{gpu.place}", Tone.HEAD)
     first = (place, gpu.model, Line(gpu.mode or "-", MODES.get(gpu.mode, Tone.LINK)))
-    holders = [(pod_of(each), each.container, _since(each, now)) for each in gpu.holders]
-    shifted = {(each.pod, each.container) for each in gpu.opened_by}
-    opening = [each for each in external if gpu.uuid in each.gpu_uuids and (each.pod, each.container) not in shifted]
-    rows = [
-        (each.pod, each.container, f"claims {each.prepared}" if each.prepared else f"opens {number_of(each.gpu_uuids)}")
-        for each in opening
+    holders: list[tuple[str, str, str | Line]] = [
+        (pod_of(each), each.container, _since(each, now)) for each in gpu.holders
     ]
+    shifted = {(each.pod, each.container) for each in gpu.opened_by}
+    external = [each for each in status.external if gpu.uuid in each.gpu_uuids]
+    rows = [_opening(each, gpu, status) for each in external if (each.pod, each.container) not in shifted]
     holders += rows or [(pod, "-", "-") for pod in gpu.foreign]  # an older daemon names pods alone
     holders += [(each.pod, each.container, "by its number") for each in gpu.opened_by]
     why = gpu.withheld if holders else gpu.unavailable  # the columns show who holds it
-    holders += [(each.pod, each.container, "watches") for each in external if gpu.uuid in each.watched]
+    holders += [(each.pod, each.container, "watches") for each in status.external if gpu.uuid in each.watched]
     yield (*first, *(holders[0] if holders else ("-", "-", "-")), Line(why, of_trouble(why)))
     for holder in holders[1:]:
         yield ("", "", "", *holder, "")
 
 
+def _opening(other: ExternalStatus, gpu: UnitStatus, status: DaemonStatus) -> tuple[str, str, str | Line]:
+    """Return a holder's columns of a container that opens a GPU, marked if another pod has the GPU exclusively."""
+    opens = f"opens {number_of(other.gpu_uuids)}"
+    if any(other.container_id == each.container_id and gpu.uuid in each.gpu_uuids for each in status.conflicts):
+        return other.pod, other.container, Line(f"{opens}, in conflict", Tone.BAD)
+    return other.pod, other.container, opens
+
+
 def _of_kubelet(status: DaemonStatus, now: float) -> Iterator[str]:
     """Yield `kubelet: nvidia.com/gpu registered for 3m` for each resource, or nothing without a device plugin."""
-    for each in status.kubelet.resources:
+    opens = f"claims {other.prepared}" if other.prepared else f"opens {number_of(other.gpu_uuids)}"
         if each.since_s is not None:
             yield f"kubelet: {each.resource} registered for {ago(now - each.since_s)}"
         else:

@@ -253,10 +253,27 @@ class FaultStatus(Struct, frozen=True):
 
 
 class OverlapStatus(Struct, frozen=True):
-    """A GPU that containers of several pods were granted, one of them exclusively."""
+    """A GPU that containers of several pods can use, one of which has it exclusively.
+
+    granted: whether several were granted it; else another component gave it to the rest.
+    """
 
     gpu_uuid: str
     pods: tuple[str, ...]
+    granted: bool = True
+
+
+class ConflictStatus(Struct, frozen=True, kw_only=True):
+    """A container with GPUs of another component that other pods have exclusively.
+
+    gpu_uuids: these GPUs. holders: those pods, and claims of which no container has the GPU now.
+    """
+
+    pod: str
+    container: str
+    container_id: str
+    gpu_uuids: tuple[str, ...]
+    holders: tuple[str, ...]
 
 
 class DaemonStatus(Struct, frozen=True, kw_only=True, tag_field="schema", tag="nri-gpu/status/v1"):
@@ -284,6 +301,7 @@ class DaemonStatus(Struct, frozen=True, kw_only=True, tag_field="schema", tag="n
     lost: tuple[LostStatus, ...] = ()
     overlaps: tuple[OverlapStatus, ...] = ()
     external: tuple[ExternalStatus, ...] = ()
+    conflicts: tuple[ConflictStatus, ...] = ()
 
 
 class RepairedAnswer(Struct, frozen=True, tag_field="schema", tag="nri-gpu/repaired/v1"):

@@ -20,7 +20,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Histo
 from nri_gpu import __version__
 from nri_gpu.daemon.view import View
 from nri_gpu.decision.eligible import node_fault
-from nri_gpu.decision.overlaps import overlaps
+from nri_gpu.decision.overlaps import conflicts, overlaps
 from nri_gpu.decision.refusals import why_not
 from nri_gpu.domain.decision import Code
 from nri_gpu.domain.gpu import DEFAULT_CAPABILITIES, MigPart, Unit, health_of
@@ -309,8 +309,14 @@ FAMILIES: Final = (
     Family(
         GAUGE,
         "nri_gpu_overlapping_grants",
-        "GPUs granted to two pods, to one exclusively.",
+        "GPUs that two pods can use, one of which has it exclusively.",
         lambda v: len(overlaps(v.ledger)),
+    ),
+    Family(
+        GAUGE,
+        "nri_gpu_external_conflicts",
+        "Containers to which another component gave GPUs that other pods have exclusively.",
+        lambda v: len(conflicts(v.ledger)),
     ),
     Family(
         GAUGE,

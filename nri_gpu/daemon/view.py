@@ -9,7 +9,7 @@ from msgspec import Struct
 from msgspec.structs import asdict
 
 from nri_gpu.daemon import answers
-from nri_gpu.decision.overlaps import overlaps
+from nri_gpu.decision.overlaps import Conflict, conflicts, granted_twice, overlaps
 from nri_gpu.decision.refusals import opener, why_not
 from nri_gpu.domain.container import FirstProcess
 from nri_gpu.domain.decision import Refused
@@ -73,6 +73,7 @@ class View(Struct, frozen=True, kw_only=True):
 def status_of(view: View) -> answers.DaemonStatus:
     node, inventory = view.node, view.node.inventory
     inventory_fault = inventory.fault or view.inventory_fault
+    twice = granted_twice(view.ledger)
     usage, known = view.ledger.usage(), {unit.uuid for unit in inventory.units}
     return answers.DaemonStatus(
         runtime=view.connection,
@@ -105,8 +106,11 @@ def status_of(view: View) -> answers.DaemonStatus:
         dra=view.dra,
         claims=tuple(map(_claim, view.ledger.claims.values())),
         lost=tuple(_lost(each, view) for each in view.lost),
-        overlaps=tuple(answers.OverlapStatus(*each) for each in overlaps(view.ledger).items()),
+        overlaps=tuple(
+            answers.OverlapStatus(uuid, pods, uuid in twice) for uuid, pods in overlaps(view.ledger).items()
+        ),
         external=tuple(map(_external, view.ledger.external.values())),
+        conflicts=tuple(map(_conflict, conflicts(view.ledger).values())),
     )
 
 
@@ -118,6 +122,16 @@ def _external(container: ExternalAllocation) -> answers.ExternalStatus:
         gpu_uuids=tuple(sorted(container.held)),
         watched=tuple(sorted(container.watched)),
         prepared=container.device,
+    )
+
+
+def _conflict(conflict: Conflict) -> answers.ConflictStatus:
+    return answers.ConflictStatus(
+        pod=conflict.other.pod,
+        container=conflict.other.name,
+        container_id=conflict.other.container_id,
+        gpu_uuids=conflict.uuids,
+        holders=conflict.holders,
     )
 
 

@@ -22,6 +22,7 @@ from nri_gpu.decision.grant_plan import (
     plan_for,
     unreached_note,
 )
+from nri_gpu.decision.overlaps import kept_out
 from nri_gpu.decision.placement import Asker, place
 from nri_gpu.decision.refusals import in_rollout, why_not
 from nri_gpu.decision.start_check import validate_restored
@@ -48,6 +49,8 @@ def decide(container: Container, node: Node, ledger: Ledger, policy: Policy) -> 
     asked = _check(container, node, policy)
     if isinstance(asked, Eligible):
         return _grant(asked, container, node, ledger)
+    if not isinstance(asked, Refuse) and (reason := kept_out(container, node, ledger, policy)):
+        return Refuse(reason)
     allocation = container.kubelet
     claimed = isinstance(allocation, Allocated) and allocation.claims
     if isinstance(asked, Pass) and (claimed or REQUIRED_DESTINATION in container.mounts):

@@ -119,10 +119,10 @@ def unknown(wanted: str, inventory: Inventory, *, kubelet: bool = False) -> Reas
     """Refuse: no GPU here has this name. kubelet: the kubelet chose it."""
     cure = f"; {_NEW_POD}" if kubelet else ""
     if wanted.startswith("MIG-") or wanted.count(":") == 1:
-        has = _named_few([part.place for part in inventory.parts], INDICES_SHOWN) or "none"
+        has = named_few([part.place for part in inventory.parts], INDICES_SHOWN) or "none"
         return Reason(Code.NO_SUCH_GPU, f"this node has no MIG device {wanted!r}; it has {has}{cure}")
     grantable = f" that can be granted{_hidden(inventory)}" if inventory.unlisted and not inventory.gpus else ""
-    indices = _named_few([str(gpu.index) for gpu in inventory.gpus], INDICES_SHOWN)
+    indices = named_few([str(gpu.index) for gpu in inventory.gpus], INDICES_SHOWN)
     has = f"GPUs {indices}" if indices else "no GPUs"
     return Reason(Code.NO_SUCH_GPU, f"this node has no GPU {wanted!r}; it has {has}{grantable}{cure}")
 
@@ -142,7 +142,7 @@ def misfit(unit: Unit, claim: Claim) -> Reason:
     )
 
 
-def _named_few(names: Iterable[str], few: int, shown: int = NAME_SHOWN_MAX) -> str:
+def named_few(names: Iterable[str], few: int, shown: int = NAME_SHOWN_MAX) -> str:
     """Return `a, b and 3 more`: a sentence must keep room for what to do."""
     return listed((clipped(name, shown) for name in dict.fromkeys(names)), few)
 
@@ -240,7 +240,7 @@ def _holders(usage: Usage, pod_uid: PodUid | None = None) -> str:
     """Name the holders but that pod, which asks."""
     others = [name for uid, name in usage.pods.items() if uid != pod_uid]
     others = [*others, *usage.idle_claims] or list(usage.pods.values())
-    return _named_few([*others, *_openers(usage)], HOLDERS_SHOWN, HOLDER_SHOWN_MAX)
+    return named_few([*others, *_openers(usage)], HOLDERS_SHOWN, HOLDER_SHOWN_MAX)
 
 
 def _openers(usage: Usage) -> Iterable[str]:
@@ -292,7 +292,7 @@ def all_busy(
     names = [name for each in taken for name in (*each.pods.values(), *each.idle_claims)]
     names += [f"{each.pod} (just released)" for each in left]
     names += chain.from_iterable(map(_openers, taken))
-    holders = _named_few(sorted(names), HOLDERS_SHOWN, HOLDER_SHOWN_MAX)
+    holders = named_few(sorted(names), HOLDERS_SHOWN, HOLDER_SHOWN_MAX)
     cure = _cure(mode, {each.mode for each in taken})
     return Reason(
         Code.GPU_BUSY,
@@ -354,7 +354,7 @@ def too_few_parts(wanted: MigProfile, claim: Claim, inventory: Inventory) -> Rea
 def none_fit(claim: Claim, inventory: Inventory) -> Reason:
     """Refuse: no GPU that can be granted fits."""
     if claim.selectors and any(not why_not(gpu) for gpu in inventory.gpus):
-        has = _named_few(sorted({gpu.model for gpu in inventory.gpus}), HOLDERS_SHOWN) + _hidden(inventory, claim)
+        has = named_few(sorted({gpu.model for gpu in inventory.gpus}), HOLDERS_SHOWN) + _hidden(inventory, claim)
         return Reason(
             Code.NO_SUCH_GPU,
             f"no GPU of this node fits {clipped(claim.text, NAME_SHOWN_MAX)!r}; it has {has}",

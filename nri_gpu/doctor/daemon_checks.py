@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from typing import Final
 
 from nri_gpu.daemon.answers import DaemonStatus, RuntimeConnection
+from nri_gpu.decision.overlaps import SEPARATE, conflict_sentence
 from nri_gpu.doctor.examined import Examined
 from nri_gpu.doctor.processes import is_installed, running
 from nri_gpu.doctor.runtimes import ContainerRuntime
@@ -198,9 +199,12 @@ def _described(status: DaemonStatus) -> tuple[str, ...]:
 
 def _held(status: DaemonStatus) -> Iterator[Finding]:
     """Check for faults among the holders of GPUs."""
-    for each in status.overlaps:
+    for each in (each for each in status.overlaps if each.granted):
         sentence = f"GPU {each.gpu_uuid} was granted to {' and '.join(each.pods)}, to one of them exclusively"
         yield error("overlapping grants", sentence, "# delete all of these pods but one")
+    for found in status.conflicts:
+        sentence = conflict_sentence(found.pod, found.container, found.gpu_uuids, found.holders)
+        yield error("GPUs of other components", sentence, f"# {SEPARATE}")
     for lost in status.lost:
         sentence = (
             f"{lost.pod}, container {lost.container}, has ended for the runtime, but its processes still hold its GPUs"

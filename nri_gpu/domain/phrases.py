@@ -310,9 +310,14 @@ CATALOGUE: Final[Mapping[str, Mapping[str, tuple[str, str]]]] = {
             "Finish the installation; load the new module while no process uses a GPU, or reboot.",
         ),
         "GPU granted to several pods, to one exclusively": (
-            "One of them started without daemon and guard, is no longer a monitor, or has a number that is another "
-            "GPU's now.",
+            "One of them started without daemon and guard, or has a number that is another GPU's now.",
             "Delete all of these pods but one; until then no other pod is granted that GPU.",
+        ),
+        "container opens GPUs that another pod has exclusively": (
+            "Another component gave it their nodes, by CDI, device specs or as an NRI plugin; or it is no longer a "
+            "monitor.",
+            "List its pod in foreign.monitors if it only watches; else keep that component from GPUs that nri-gpu "
+            'grants, or set `[foreign] conflict = "refuse"` ([foreign.md](foreign.md#conflicts)).',
         ),
         "container has ended for the runtime, but its processes still hold its GPUs": (
             "Its processes outlive the first one, or the runtime lists it no more (paused at a restart, its "

@@ -34,7 +34,9 @@ OFFERED_TWICE: Final = (
 )
 NO_KEY: Final = "the key that signs answers to the kubelet cannot be read or made"
 TAKEN: Final = "held by a container that got it by annotation, from another component or by another device ID"
-STUCK: Final = "held by processes whose container has ended for the runtime, or granted to two pods"
+STUCK: Final = (
+    "held by processes whose container has ended for the runtime, or used by two pods, one of them exclusively"
+)
 LOST: Final = "the driver no longer describes it"
 NAME_MAX: Final = 80  # characters
 WHY_SHOWN_MAX: Final = 300

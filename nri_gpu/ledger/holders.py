@@ -39,6 +39,7 @@ class Releasing(Recorded, frozen=True):
         return f"{self.pod}: {self.processes} process{'es still hold' if self.processes > 1 else ' still holds'} it"
 
 
+UNKNOWN_POD: Final = PodUid("")
 UNNAMED_POD: Final = PodUid("kubelet")  # of a pod that the kubelet has allocated to and nobody has named yet
 
 
@@ -181,6 +182,25 @@ class Usage(Struct, frozen=True, dict=True):
         pods = {uid: name for uid, name in self.pods.items() if uid != pod_uid}
         claims = (each.claim for each in self.claims.values() if pod_uid not in each.claim.pods)
         return (*pods.values(), *(claim.called for claim in claims if claim.pods.keys().isdisjoint(pods)))
+
+    def held_alone(self, pod: str, pod_uid: PodUid = UNKNOWN_POD) -> tuple[str, ...]:
+        """Name the pods and claims beside that pod that have this GPU, one of them exclusively; else return nothing.
+
+        pod: `namespace/name`. pod_uid: left out where only the name is known. The kubelet's allocation to a pod that
+        nobody has named yet does not count: it may be this pod's.
+        """
+        named = {device: each for device, each in self.reservations.items() if each.pod_uid != UNNAMED_POD}
+        use = replace(self, reservations=named, lost=frozenset())
+        if use.mode is not Mode.EXCLUSIVE:
+            return ()
+        return use.held_against(Mode.EXCLUSIVE, pod_uid or use._uid_of(pod))
+
+    def _uid_of(self, pod: str) -> PodUid:
+        """Return the UID of a pod that holds this GPU, or that a claim on it is reserved for; else an empty one."""
+        known = {f"{each.namespace}/{each.pod_name}": each.pod_uid for each in self.holders}
+        for each in self.claims.values():
+            known |= {f"{each.claim.namespace}/{name}": uid for uid, name in each.claim.pods.items()}
+        return known.get(pod, UNKNOWN_POD)
 
     def held_from_claim(self, claim: PreparedClaim, mode: Mode) -> bool:
         """Return whether holders other than the claim's pods keep this GPU from the claim."""

@@ -16,7 +16,7 @@ from msgspec.structs import replace
 
 from nri_gpu.decision.asked import asks_in_pod, may_ask_by_environment, needs_grant, reads_environment
 from nri_gpu.decision.decide import decide
-from nri_gpu.decision.overlaps import overlaps
+from nri_gpu.decision.overlaps import granted_twice
 from nri_gpu.decision.start_check import validate_adjusted, validate_staged
 from nri_gpu.domain.allocation import (
     REQUIRED_DESTINATION,
@@ -65,7 +65,7 @@ from nri_gpu.nri.list_size import event_of, size_of
 from nri_gpu.nri.session import Listed
 from nri_gpu.nri.subscription import HEED_STARTS, Event, Lifecycle
 from nri_gpu.plugin.counts import Counts, Outcome
-from nri_gpu.plugin.decision_log import HooksSeen, container_fields, log_decision
+from nri_gpu.plugin.decision_log import ConflictsSeen, HooksSeen, container_fields, log_decision
 from nri_gpu.plugin.dependencies import PluginDependencies
 from nri_gpu.plugin.exits import UntoldExits
 from nri_gpu.plugin.lost import LostContainers
@@ -77,7 +77,7 @@ from nri_gpu.plugin.starts import GrantedContainers
 from nri_gpu.plugin.synchronize import ListedContainers
 from nri_gpu.plugin.unstarted import UnstartedContainers
 from nri_gpu.policy.model import Policy, Stale, Unknown
-from nri_gpu.system.state import NodeState
+from nri_gpu.system.state import Changed, NodeState
 
 # The events we subscribe to: each is a round trip for every container of the node, so no more than these.
 EVENTS: Final = (
@@ -130,6 +130,8 @@ class Plugin:
             Event.REMOVE_POD_SANDBOX: self._pod_gone,
         }
         self._hooks = HooksSeen()
+        conflicts = ConflictsSeen()
+        state.then(lambda: conflicts.tell(self.ledger), Changed.LEDGER)
         self._released = ReleasedGpus(needs.cgroups)
         self.lost = LostContainers(state, needs.cgroups, self.apply, needs.clock)
         self.unstarted = UnstartedContainers(state, needs.cgroups, self.apply, self._tells, needs.clock)
@@ -335,7 +337,7 @@ class Plugin:
         self._exits.listed({each: pid for each, pid in running.items() if self._holds(each)})
         for container_id, pid in running.items():
             self._watch(container_id, pid)
-        self._complain(overlaps(self.ledger))
+        self._complain(granted_twice(self.ledger))
         lost = self.ledger.lost.keys() - event.ids
         found = {"gpus": len(node.gpus), "grants": len(self.ledger.entries), "foreign": len(self.ledger.external)}
         logger.bind(**found, lost=len(lost)).info("ledger rebuilt")
@@ -363,9 +365,9 @@ class Plugin:
     def _observe(self, rules: Rules) -> None:
         observed = rules.inventory, rules.monitors
         if self._observed is None or any(map(is_not, observed, self._observed)):
-            before, self._observed = overlaps(self.ledger), observed
+            before, self._observed = granted_twice(self.ledger), observed
             self.apply(Renumbered(self._needs.clock()))
-            after = overlaps(self.ledger)
+            after = granted_twice(self.ledger)
             self._complain({uuid: pods for uuid, pods in after.items() if before.get(uuid) != pods})
 
     def _complain(self, overlapping: Mapping[GpuUuid, tuple[str, ...]]) -> None:

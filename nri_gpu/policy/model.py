@@ -278,6 +278,13 @@ class Complete(StrEnum):
     ALL = "all"
 
 
+class OnConflict(StrEnum):
+    """The fate of a container that brings nodes of a GPU which another pod has exclusively."""
+
+    REPORT = "report"
+    REFUSE = "refuse"
+
+
 class ForeignSettings(Struct, frozen=True, kw_only=True):
     """Containers whose GPU nodes come from another component, such as a device plugin."""
 
@@ -298,6 +305,13 @@ class ForeignSettings(Struct, frozen=True, kw_only=True):
             "kubelet allocated to them (docs/foreign.md)."
         ),
     ] = NOTHING
+    conflict: Annotated[
+        OnConflict,
+        about(
+            "A container that another component gave a GPU which another pod has exclusively: report it in log, "
+            "status, doctor and metrics, or refuse it. Monitors and privileged containers pass either way."
+        ),
+    ] = OnConflict.REPORT
 
 
 class PlacementSettings(Struct, frozen=True, kw_only=True):

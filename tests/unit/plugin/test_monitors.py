@@ -84,9 +84,10 @@ def test_a_reload_makes_a_monitor_and_unmakes_it(log: Log) -> None:
     one, zero = bench.node.gpus[1].uuid, bench.node.gpus[0].uuid
     assert set(bench.plugin.ledger.entries) == {ContainerId(train.id), ContainerId("container-shared-main")}
     assert set(overlaps(bench.plugin.ledger)) == {one}
-    line = log.one("GPU granted to several pods, to one exclusively")
-    assert line.fields["gpu_uuid"] == one
-    assert "ml/train" in line.fields["fault"] and f"ml/{POD}" in line.fields["fault"]
+    bench.settle()
+    line = log.one("container opens GPUs that another pod has exclusively")
+    assert (line.level, line.fields["gpu_uuid"], line.fields["holder"]) == ("ERROR", one, "ml/train")
+    assert f"ml/{POD}" in line.fields["fault"]
     assert "[gpu-busy]" in bench.refused(nri.asking("device=1", "next"))
     assert "[gpu-busy]" in bench.refused(nri.asking("device=2", "next"))
     bench.create(nri.asking(f"device={zero}; mode=shared", "beside"))  # as beside anybody else's
