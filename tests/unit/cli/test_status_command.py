@@ -219,6 +219,13 @@ PAGES: dict[str, dict[str, Any]] = {
     "a device that NVIDIA's driver prepared": {
         "ledger": make.ledger(others=[replace(make.foreign(1), device="gpu-6")])
     },
+    "GPUs that another component gave beside grants": {
+        "ledger": make.ledger(
+            make.entry(0, to=TRAIN, since=CLOCK - 60),
+            make.entry(1, to=OTHER, since=CLOCK - 60),
+            others=[make.foreign(*range(make.GPUS))],
+        )
+    },
     "a monitor": {"ledger": make.ledger(others=[replace(make.foreign(1), watched=frozenset({make.uuid(1)}))])},
     "a reservation": {
         "ledger": after(Ledger(), DevicesAllocated(CLOCK - 200, (AllocatedDevice("nvidia.com/gpu", make.uuid(0)),)))

@@ -132,7 +132,22 @@ def test_a_monitor_is_shown_and_holds_nothing() -> None:
         }
     ]
     (overlap,) = said(ledger)["overlaps"]
-    assert (overlap["gpu_uuid"], len(overlap["pods"])) == (make.uuid(0), 2)
+    assert (overlap["gpu_uuid"], len(overlap["pods"]), overlap["granted"]) == (make.uuid(0), 2, False)
+    assert said(ledger)["conflicts"] == [
+        {
+            "pod": "ml/plugin",
+            "container": "main",
+            "container_id": "plugin.main",
+            "gpu_uuids": [make.uuid(0)],
+            "holders": ["ml/train"],
+        }
+    ]
+
+
+def test_an_overlap_of_grants_is_no_conflict() -> None:
+    seen = said(make.ledger(make.entry(0, to=TRAIN), make.entry(0, to=OTHER)))
+    assert [each["granted"] for each in seen["overlaps"]] == [True]
+    assert seen["conflicts"] == []
 
 
 def test_who_monitors_a_gpu_is_shown_and_holds_none() -> None:

@@ -61,6 +61,7 @@ FAULTS: dict[str, dict[str, Any]] = {
     "no inventory": {"inventory_fault": "NVML hangs"},
     "no policy": {"policy": PolicyStatus("a.toml", "line 3")},
     "two pods on one GPU": {"ledger": BOTH},
+    "a GPU of another component's on one": {"ledger": make.ledger(make.entry(0), others=[make.foreign(0, 1)])},
     "a rejected policy": {"policy": PolicyStatus(BUILT_IN, "", "line 3")},
     "a policy that is not on this node": {"policy": PolicyStatus("/etc/nri-gpu/policy.toml", "")},
 }

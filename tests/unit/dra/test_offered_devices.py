@@ -248,6 +248,16 @@ HELD: Final[dict[str, tuple[Ledger, int, list[Taint]]]] = {
     "shared by a claim and a container": (replace(SHARING, entries=sharing("a")), 3, []),
     "by another component": (make.ledger(others=[make.foreign(0)]), 4, [held("other-component")]),
     "watched by a monitor": (make.ledger(others=[replace(make.foreign(0), watched=frozenset({make.uuid(0)}))]), 1, []),
+    "by a container, beside another component's": (
+        make.ledger(make.entry(0), others=[make.foreign(0)]),
+        1,
+        [held("several-pods")],
+    ),
+    "by a claim, beside another component's": (
+        OURS.with_all_external(make.ledger(others=[make.foreign(0)]).external),
+        1,
+        [held("several-pods")],
+    ),
     "by the device plugin": (RESERVED, 1, [held("device-plugin")]),
     "by a claim": (OURS, 1, []),
     "by a claim's container": (replace(OURS, entries=GRANTED.entries), 1, []),

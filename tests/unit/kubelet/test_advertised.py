@@ -9,11 +9,13 @@ import pytest
 from msgspec.structs import replace
 
 from nri_gpu.decision.topology import topology_of
+from nri_gpu.domain.allocation import Allocated, AllocatedDevice
 from nri_gpu.domain.gpu import Gpu, GpuUuid
 from nri_gpu.domain.node import GpuFault
+from nri_gpu.kubelet.advertised import STUCK
 from nri_gpu.ledger.ledger import Ledger
 from nri_gpu.policy.kubelet_settings import KubeletSettings, MigStrategy
-from tests.support.builders import foreign, gpu, ledger, mig_gpu, mig_uuid, uuid
+from tests.support.builders import entry, foreign, gpu, ledger, mig_gpu, mig_uuid, uuid
 from tests.support.fabrics import KNOWN
 from tests.support.golden_sets import GOLDEN, Golden
 from tests.support.kubelet_nodes import GPU, PluginNode
@@ -141,6 +143,16 @@ def test_a_profile_that_is_cut_away_keeps_its_resource_without_devices() -> None
     node.put_gpus([gpu(0)], faults=(GpuFault(1, "GPU is lost"),))
     assert node.devices.devices(SMALL) == ()  # that the other GPU is lost says nothing of it
     assert [(each.id, bool(each.why)) for each in node.devices.devices(GPU)] == [(uuid(0), False), (uuid(1), True)]
+
+
+def test_a_device_of_ours_is_unhealthy_while_another_component_gave_it_to_another_pod() -> None:
+    """So that no pod more is sent to it; the pod that has it goes on."""
+    node = PluginNode()
+    node.put_gpus([gpu(0), gpu(1)])
+    ours = replace(entry(0), allocation=Allocated((AllocatedDevice(GPU, uuid(0)),)))
+    for others, why in (([], ""), ([foreign(0)], STUCK)):
+        node.node_state.commit(ledger(ours, others=others))
+        assert [each.why for each in node.devices.devices(GPU)] == [why, ""]
 
 
 def _held(used: tuple[GpuUuid, ...]) -> Ledger:

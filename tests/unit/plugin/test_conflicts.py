@@ -1,0 +1,164 @@
+"""Containers that another component gave GPUs which other pods have exclusively: told once each, or kept out."""
+
+from __future__ import annotations
+
+from typing import Final
+
+import pytest
+from msgspec.structs import replace
+
+from nri_gpu._pb import nri_pb2 as pb
+from nri_gpu.decision.overlaps import conflicts
+from nri_gpu.domain.container import ContainerId
+from nri_gpu.nri.subscription import Event
+from nri_gpu.policy.forms import Globs
+from nri_gpu.policy.model import ForeignSettings, OnConflict, Policy
+from tests.support import nri_messages as nri
+from tests.support.log import Line, Log
+from tests.support.plugin import Bench
+
+PHRASE: Final = "container opens GPUs that another pod has exclusively"
+REFUSE: Final = Policy(foreign=ForeignSettings(conflict=OnConflict.REFUSE))
+
+
+def theirs(*minors: int, name: str = "theirs") -> tuple[pb.PodSandbox, pb.Container]:
+    """A container that another component gave these nodes."""
+    of = nri.pod(name)
+    made = nri.container(of)
+    for minor in minors:
+        made.linux.devices.add(path=f"/dev/nvidia{minor}", type="c", major=195, minor=minor)
+    return of, made
+
+
+def told(log: Log) -> list[Line]:
+    return log.said(PHRASE)
+
+
+def test_it_runs_and_is_told_once_however_many_gpus_it_opens(log: Log) -> None:
+    bench = Bench()
+    for index in range(3):
+        bench.granted(f"device={index}", f"train-{index}")
+    of, made = theirs(0, 1, 2, 3)
+    bench.create(of, made)
+    (line,) = told(log)
+    assert line.level == "ERROR"
+    assert line.fields["container_id"] == made.id
+    assert line.fields["gpu_uuid"].split(",") == [gpu.uuid for gpu in bench.node.gpus[:3]]
+    assert line.fields["holder"] == "ml/train-0 and ml/train-1 and ml/train-2"
+    fault = line.fields["fault"]
+    assert fault.startswith("ml/theirs (not through nri-gpu), container main, opens 3 GPUs held exclusively by ")
+    assert "foreign.monitors" in fault
+    assert "delete" not in fault
+    for event in (Event.START_CONTAINER, Event.POST_START_CONTAINER):
+        bench.tell(event, of, made)
+    bench.plugin.observe()
+    bench.granted("mode=shared; device=3", "later")
+    assert told(log) == [line]
+    bench.create(*theirs(0, name="next"))
+    assert [each.fields["container_id"] for each in told(log)] == [made.id, "container-next-main"]
+
+
+def test_nothing_is_told_of_shared_gpus_of_its_own_pod_and_of_free_ones(log: Log) -> None:
+    bench = Bench()
+    bench.granted("device=0; mode=shared", "shared")
+    of, made = theirs(0, 1, 2)
+    of.annotations["gpu.nri.io/container.asking"] = "device=1"
+    bench.create(of, nri.container(of, "asking"))
+    bench.create(of, made)
+    assert len(bench.plugin.ledger.external) == 1
+    assert not log.warnings()
+
+
+def test_the_other_order_is_refused_as_ever(log: Log) -> None:
+    """Whoever asks for it then is told who has it."""
+    for policy in (Policy(), REFUSE):
+        bench = Bench(policy)
+        bench.create(*theirs(1))
+        assert "held by ml/theirs (not through nri-gpu), whose container main" in bench.refused(nri.asking("device=1"))
+    assert not told(log)
+
+
+@pytest.mark.parametrize("gone", [Event.STOP_CONTAINER, Event.REMOVE_CONTAINER, Event.STOP_POD_SANDBOX])
+@pytest.mark.parametrize("which", ["theirs", "train"])
+def test_it_is_over_with_either_of_the_two(log: Log, gone: Event, which: str) -> None:
+    bench = Bench()
+    holder = bench.granted("device=1", "train")
+    other = theirs(1)
+    bench.create(*other)
+    assert conflicts(bench.plugin.ledger).keys() == {ContainerId(other[1].id)}
+    of, made = other if which == "theirs" else holder
+    bench.tell(Event.START_CONTAINER, of, made)
+    bench.tell(gone, of, None if gone is Event.STOP_POD_SANDBOX else made)
+    assert conflicts(bench.plugin.ledger) == {}
+    assert len(told(log)) == 1
+
+
+def test_a_restart_of_the_daemon_tells_it_once_more_and_a_new_connection_does_not(log: Log) -> None:
+    bench = Bench()
+    holder, other = bench.granted("device=1", "train"), theirs(1)
+    bench.create(*other)
+    pods, containers = [holder[0], other[0]], [nri.running(holder[1]), nri.running(other[1])]
+    bench.synchronize(pods, containers)
+    bench.synchronize(pods, containers)
+    assert len(told(log)) == 1
+    anew = Bench()
+    anew.synchronize(pods, containers)
+    assert conflicts(anew.plugin.ledger).keys() == {ContainerId(other[1].id)}
+    anew.synchronize(pods, containers)
+    assert len(told(log)) == 2
+
+
+def test_gpus_that_nvml_does_not_describe_for_a_while_do_not_tell_it_again(log: Log) -> None:
+    bench = Bench()
+    bench.granted("device=1", "train")
+    bench.create(*theirs(1))
+    node = bench.node
+    bench.node = replace(node, inventory=replace(node.inventory, gpus=()))
+    bench.plugin.observe()
+    bench.settle()
+    assert conflicts(bench.plugin.ledger) == {}
+    bench.node = node
+    bench.plugin.observe()
+    bench.settle()
+    assert conflicts(bench.plugin.ledger)
+    assert len(told(log)) == 1
+
+
+def test_a_monitor_of_an_hour_is_told_again_once_it_is_none(log: Log) -> None:
+    """What it holds then may be other pods' than the first time."""
+    bench = Bench()
+    bench.granted("device=1", "train")
+    bench.create(*theirs(1))
+    for monitors in (("ml/theirs",), ()):
+        bench.state.use(Policy(foreign=ForeignSettings(monitors=Globs(monitors))))
+        bench.plugin.observe()
+        bench.settle()
+        assert bool(conflicts(bench.plugin.ledger)) is not bool(monitors)
+    assert len(told(log)) == 2
+
+
+def test_refuse_keeps_it_out_and_lets_it_in_once_the_holder_is_gone(log: Log) -> None:
+    bench = Bench(REFUSE)
+    holder = bench.granted("device=1", "train")
+    other = theirs(1, 2)
+    sentence = bench.refused(*other)
+    assert "[gpu-busy]" in sentence
+    for word in ("GPU 1", "ml/train", "foreign.monitors", "foreign.conflict"):
+        assert word in sentence
+    assert not bench.plugin.ledger.external
+    assert bench.refusals.last[-1].code == "gpu-busy"
+    bench.create(*theirs(2, name="beside"))
+    bench.tell(Event.REMOVE_CONTAINER, *holder)
+    bench.create(*other)
+    assert not told(log)
+
+
+def test_refuse_stops_nothing_that_runs(log: Log) -> None:
+    """Both are there when the policy comes into force: it is told, and both go on."""
+    bench = Bench()
+    holder, other = bench.granted("device=1", "train"), theirs(1)
+    bench.create(*other)
+    bench.state.use(REFUSE)
+    bench.synchronize([holder[0], other[0]], [nri.running(holder[1]), nri.created(other[1])])
+    assert bench.tell(Event.START_CONTAINER, *other) == b""
+    assert len(told(log)) == 1
