@@ -10,6 +10,9 @@ created container may be stopped and start all the same, and nothing is told tha
 Nor is it of a container whose creation failed behind the plugin's answer, or that the runtime's list lacks yet: for
 those, and for the moment in which a daemon dies with its answer, there is the journal, until the grace is over.
 
+Who opens by another component what a pod has exclusively is told, once by each daemon, with every holder; or kept out,
+where policy says so.
+
 "Lived before" means: what ran, runs, and what held as created holds as created. Three differences are allowed, all
 among containers that never ran:
 - one whose start failed in silence held until its grace was over; the list lacks it, so it is gone at once;
@@ -36,7 +39,7 @@ from msgspec.structs import replace
 
 from nri_gpu._pb import nri_pb2 as pb
 from nri_gpu.decision.decide import decide
-from nri_gpu.decision.overlaps import overlaps
+from nri_gpu.decision.overlaps import conflicts, overlaps
 from nri_gpu.decision.refusals import why_not
 from nri_gpu.domain.allocation import AllocatedDevice
 from nri_gpu.domain.container import Cgroup, Container, ContainerId, DeviceRef, FirstProcess, PodId, PodUid
@@ -50,14 +53,15 @@ from nri_gpu.kubelet.allocations import held_by_others
 from nri_gpu.ledger.apply import apply
 from nri_gpu.ledger.events import ListedDevice, Reconciled, Started, Stopped, Ticked
 from nri_gpu.ledger.grant_text import SignedGrant, verify_grant
+from nri_gpu.ledger.holders import Usage
 from nri_gpu.ledger.ledger import Entry, GrantPhase, Ledger
-from nri_gpu.ledger.opened import opened_uuids, seen
+from nri_gpu.ledger.opened import numbers_of, opened_uuids, seen
 from nri_gpu.ledger.recording import Remembered
 from nri_gpu.nri.session import Listed
 from nri_gpu.plugin.dependencies import PluginDependencies
 from nri_gpu.plugin.handlers import Plugin
 from nri_gpu.policy.forms import NOTHING, Globs
-from nri_gpu.policy.model import ClaimDefaults, ForeignSettings, Policy
+from nri_gpu.policy.model import ClaimDefaults, OnConflict, Policy
 from nri_gpu.policy.mps_settings import MpsSettings
 from nri_gpu.system.cgroups import UNIFIED, ContainerCgroups
 from nri_gpu.system.state import NodeState
@@ -65,10 +69,12 @@ from nri_gpu.ttrpc import Status
 from tests.property import strategies
 from tests.support import builders as make
 from tests.support.ledgers import after, decided
+from tests.support.log import Line, log_lines
 from tests.support.plugin import NoRecorder
 
 KEY: Final = bytes(32)
 GRACE_S: Final = 60.0
+CONFLICT: Final = "container opens GPUs that another pod has exclusively"
 PID, UID = os.getpid(), os.geteuid()  # of every container's process
 REQUEST_S: Final = 2.0  # as long as the runtime waits for the plugin, and as a grant is kept that it does not list
 GPUS: Final = (*make.gpus(2), make.mig_gpu(2))  # few, so that requests meet
@@ -101,6 +107,11 @@ class Made:
     number: int
     state: State = "created"
     listed: bool = True
+
+
+def exclusive(use: Usage) -> list[Grant]:
+    """The grants of a GPU that a pod has exclusively; none of another GPU."""
+    return [*use.grants.values()] if use.mode is Mode.EXCLUSIVE else []
 
 
 def adjusted(of: Container, reply: bytes, grant: Grant) -> Container:
@@ -173,19 +184,36 @@ class Runtime(RuleBasedStateMachine):
         self.allocated: dict[PodId, frozenset[GpuUuid]] = {}  # that the kubelet has told
         self.unseen: set[ContainerId] = set()  # that the last Synchronize took from the journal
         self.journal, self.key, self.boots = Journal(), KEY, 0
-        self.state = NodeState(make.inventory(GPUS, simulated=True), policy=Policy(mps=MPS), later=lambda _: None)
+        self.told: dict[ContainerId, set[str]] = {}  # conflicts, with their GPUs, by the daemon of now
+        self.told_twice: list[Line] = []
+        self.log = log_lines(self.take, "ERROR")
+        self.log.__enter__()
+        inventory = make.inventory(GPUS, simulated=True)
+        self.state = NodeState(inventory, policy=Policy(mps=MPS), later=lambda action: action())
         self.state.put_driver(make.driver())
         self.start_daemon()
 
+    def teardown(self) -> None:
+        self.log.__exit__(None, None, None)
+
+    def take(self, line: Line) -> None:
+        """A conflict is told once for a container and a GPU, unless the container was a monitor in between."""
+        if line.text == CONFLICT:
+            known, uuids = self.told.setdefault(line.fields["container_id"], set()), line.fields["gpu_uuid"].split(",")
+            self.told_twice += [line] if known.issuperset(uuids) else []
+            known.update(uuids)
+
     def start_daemon(self) -> None:
         """A new process: of what was in memory ledger.json has who ran, and their first processes."""
-        last = self.state.ledger
+        before, last = self.state, self.state.ledger
         ran = {name: entry for name, entry in last.entries.items() if entry.ran}
         live = {name: each for name, each in last.live.items() if name in last.processes}
         kept = {name: each for name, each in last.external.items() if name in live and (each.watched or each.regained)}
+        self.state = NodeState(before.node.inventory, policy=before.policy, later=lambda action: action())
+        self.state.node = before.node
         self.state.ledger = Ledger(ran, kept, live=live, processes=last.processes)
         needs = PluginDependencies(lambda: self.now, lambda _: None, self.journal, cgroups=Cgroups(self.lives))
-        self.plugin = Plugin(self.state, needs, self.key)
+        self.plugin, self.told = Plugin(self.state, needs, self.key), {}
         self.allocated = {}
 
     def lives(self, name: ContainerId) -> bool:
@@ -332,10 +360,19 @@ class Runtime(RuleBasedStateMachine):
         nodes = (make.held_node(self.gpus[index]), *(DeviceRef(f"/dev/cap{minor}", 510, minor) for minor in minors))
         container = make.container(of=of, name="dp", id=ContainerId(f"{pod}.dp.{self.number}"), devices=nodes)
         self.made[container.id] = Made(container, self.number)
-        if not self.away:
-            reply = self.plugin.create_container(make.create_payload(container))
-            assert not isinstance(reply, Status)
-            assert container.id not in self.ledger.entries
+        if self.away:
+            return
+        self.plugin.lapse()
+        opened, usage = opened_uuids(numbers_of(container), self.node.inventory), self.ledger.usage()
+        alone = [grant for uuid in opened & usage.keys() for grant in exclusive(usage[uuid]) if grant.pod_uid != of.uid]
+        foreign = self.state.policy.foreign
+        kept_out = alone and foreign.conflict is OnConflict.REFUSE and not self.monitors_it(self.made[container.id])
+        reply = self.plugin.create_container(make.create_payload(container))
+        assert isinstance(reply, Status) is bool(kept_out)
+        assert container.id not in self.ledger.entries
+        if kept_out:
+            assert container.id not in self.ledger.external
+            del self.made[container.id]
 
     @rule(pick=picks)
     def start(self, pick: int) -> None:
@@ -451,11 +488,15 @@ class Runtime(RuleBasedStateMachine):
     def the_policys_default_changes(self, mode: Mode) -> None:
         self.state.use(replace(self.state.policy, defaults=ClaimDefaults(mode=mode)))
 
+    @rule(conflict=st.sampled_from(OnConflict))
+    def the_policy_keeps_conflicts_out_or_not(self, conflict: OnConflict) -> None:
+        self.state.use(replace(self.state.policy, foreign=replace(self.state.policy.foreign, conflict=conflict)))
+
     @rule(listed=st.sets(pods, max_size=2))
     def the_policy_lists_monitors(self, listed: set[str]) -> None:
         before, opened = self.ledger, {name: self.opened(made) for name, made in self.made.items()}
         self.monitors = Globs(tuple(f"ml/{pod}" for pod in sorted(listed)))
-        self.state.use(replace(self.state.policy, foreign=ForeignSettings(monitors=self.monitors)))
+        self.state.use(replace(self.state.policy, foreign=replace(self.state.policy.foreign, monitors=self.monitors)))
         if self.away:
             return
         self.plugin.observe()
@@ -588,7 +629,7 @@ class Runtime(RuleBasedStateMachine):
     def a_monitor_keeps_nobody_from_a_gpu_and_one_that_was_is_reported(self) -> None:
         if self.away:
             return
-        usage, reported = self.ledger.usage(), overlaps(self.ledger)
+        usage = self.ledger.usage()
         without = self.unwatched().usage()
         assert {uuid: (use.load, use.external.keys()) for uuid, use in usage.items()} == {
             uuid: (use.load, use.external.keys()) for uuid, use in without.items()
@@ -597,12 +638,25 @@ class Runtime(RuleBasedStateMachine):
             if name in self.made:
                 assert not other.watched or self.monitors_it(self.made[name])
                 assert other.held <= self.allocated.get(other.pod_id, other.uuids) or not other.watched
-            for uuid in other.regained:
-                grants = usage[uuid].grants.values()
-                beside = any(each.mode is Mode.EXCLUSIVE for each in grants) and other.pod not in {
-                    g.pod for g in grants
-                }
-                assert (uuid in reported) >= beside
+
+    @invariant()
+    def who_opens_what_another_pod_has_alone_is_told_and_every_holder_named(self) -> None:
+        assert not self.told_twice
+        if self.away:
+            return
+        usage, found, reported = self.ledger.usage(), conflicts(self.ledger), overlaps(self.ledger)
+        for name, other in self.ledger.external.items():
+            alone = {uuid: exclusive(usage[uuid]) for uuid in other.held if not other.container}
+            beside = {uuid: grants for uuid, grants in alone.items() if {grant.pod for grant in grants} - {other.pod}}
+            assert frozenset(found[name].uuids if name in found else ()) == beside.keys()
+            assert beside.keys() <= reported.keys()
+            for grants in beside.values():
+                assert {grant.pod for grant in grants} - {other.pod} <= {*found[name].holders}
+        assert found.keys() <= self.ledger.external.keys()
+        for name, each in found.items():
+            assert self.told[name].issuperset(each.uuids)
+        for name, other in self.ledger.external.items():
+            self.told.get(name, set()).difference_update(other.watched)
 
     @invariant()
     def what_is_no_more_holds_for_the_grace_at_most(self) -> None:
