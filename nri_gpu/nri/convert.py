@@ -29,6 +29,7 @@ READ_ENV: Final = ("LD_LIBRARY_PATH", "NVIDIA_VISIBLE_DEVICES", CAPABILITIES, *C
 _READ_ENV_STARTS: Final = (*(f"{name}=" for name in (*READ_ENV, CUDA_VERSION, DISABLE)), REQUIRE)
 VISIBLE_NEEDLE: Final = b"NVIDIA_VISIBLE_DEVICES"
 MARKER_NEEDLE: Final = MARKER_PREFIX.encode()
+NODE_NEEDLE: Final = b"/dev/nvidia"
 _MARKER_CHARS: Final = 512  # of a name, and of a value: several times what they need
 # Variables read of a container that exists: what may be a request, and its seat at an MPS daemon.
 _KEPT_ENV_STARTS: Final = (*(f"{name}=" for name in ("NVIDIA_VISIBLE_DEVICES", *CLIENT_VARIABLES)), MARKER_PREFIX)
@@ -58,7 +59,7 @@ def may_concern(payload: bytes, nvidia_major: int | None, *, environment: bool, 
     is known, by number, a rule that opens devices, or a mount of driver files that we staged. environment: or the
     variable that policy has us read. A false alarm costs one decoding.
     """
-    if PREFIX.encode() in payload or MARKER_NEEDLE in payload or b"/dev/nvidia" in payload or _OPENS in payload:
+    if PREFIX.encode() in payload or MARKER_NEEDLE in payload or NODE_NEEDLE in payload or _OPENS in payload:
         return True
     return (
         bool(stage_dir and stage_dir.encode() in payload)

@@ -13,7 +13,7 @@ from typing import Final
 
 from nri_gpu._pb import nri_pb2 as pb
 from nri_gpu.domain.container import Container, ContainerId, Pod, PodId
-from nri_gpu.nri.convert import MARKER_NEEDLE, container_from_pb, our_annotations, pod_from_pb
+from nri_gpu.nri.convert import MARKER_NEEDLE, NODE_NEEDLE, container_from_pb, our_annotations, pod_from_pb
 
 
 class Event(IntEnum):
@@ -135,6 +135,7 @@ class Lifecycle:
         self.pod_id = PodId(self._message.pod.id)
         self.container_id = ContainerId(self._message.container.id)
         self._marked = MARKER_NEEDLE in payload
+        self.shows_nodes = NODE_NEEDLE in payload  # of a GPU, perhaps
 
     @property
     def container(self) -> Container | None:

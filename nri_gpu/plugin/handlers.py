@@ -60,7 +60,7 @@ from nri_gpu.ledger.ledger import GrantPhase, Ledger
 from nri_gpu.ledger.opened import Monitors, live
 from nri_gpu.nri import convert, validation
 from nri_gpu.nri.codes import Reply, status_of
-from nri_gpu.nri.convert import EMPTY, DecodeError
+from nri_gpu.nri.convert import EMPTY, NODE_NEEDLE, DecodeError
 from nri_gpu.nri.list_size import event_of, size_of
 from nri_gpu.nri.session import Listed
 from nri_gpu.nri.subscription import HEED_STARTS, Event, Lifecycle
@@ -415,13 +415,14 @@ class Plugin:
     # --- events ---
 
     def _concerns(self, payload: bytes) -> bool:
-        """Return whether an event can matter: some container holds a device, or this one requests a GPU."""
+        """Return whether an event can matter: a container holds a device, or this one may have or request one."""
         return bool(
             self.ledger.entries
             or self.ledger.reservations
             or self.ledger.live
             or self.ledger.claims
             or self.external.pods
+            or NODE_NEEDLE in payload
             or self._asks(payload)
         )
 

@@ -10,6 +10,7 @@ from msgspec.structs import replace
 
 from nri_gpu.decision.asked import may_ask_by_environment, needs_grant
 from nri_gpu.decision.mps_seats import holds_by_mps, start_fault
+from nri_gpu.decision.overlaps import kept_out
 from nri_gpu.decision.start_check import TAKEN, grant_of, validate_nodes
 from nri_gpu.domain.container import Container, ContainerId, PodId
 from nri_gpu.domain.decision import Code, Grant, Reason
@@ -95,7 +96,8 @@ class GrantedContainers:
         if change.container_id in self._plugin.ledger.entries:
             return self._run(change)
         asks = change.asks or may_ask_by_environment(self._plugin.policy)
-        container = change.container if asks else None
+        unseen = change.shows_nodes and change.container_id not in self._plugin.ledger.live
+        container = change.container if asks or unseen else None
         return EMPTY if container is None else self._start_ungranted(change, container)
 
     def _look_at_unseen(self, change: Lifecycle) -> None:
@@ -165,13 +167,23 @@ class GrantedContainers:
             return self._run(change, FoundAtStart(self._needs.clock(), live(container), grant))
         key = needs_grant(container, self._plugin.policy, starts=True)
         if not key:
-            return EMPTY
+            return self._start_with_others_nodes(container)
         reason = Reason(
             Code.NOT_GRANTED,
             f"{key} asks for GPUs, but this container was created while nri-gpu was not connected to the "
             "runtime, so it has none: create it again.",
         )
         return self._refuse(container, reason)
+
+    def _start_with_others_nodes(self, container: Container) -> Reply:
+        """Take note of GPUs that another component gave a container unseen, as an NRI plugin that is asked after us."""
+        plugin = self._plugin
+        if container.id not in plugin.ledger.live:
+            reason = kept_out(container, plugin.state.node, plugin.ledger, plugin.policy)
+            if reason and plugin.runtime in ("", *HEED_STARTS):
+                return self._refuse(container, reason)
+            plugin.apply(FoundAtStart(self._needs.clock(), live(container)))
+        return EMPTY
 
     def end_revoked(self, running: Iterable[Grant]) -> None:
         """Kill, of these containers, those that must not run, since others hold their GPUs; the rest has its own back.

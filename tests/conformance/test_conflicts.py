@@ -16,7 +16,7 @@ from urllib.request import urlopen
 import pytest
 from msgspec.structs import replace
 
-from tests.conformance.conftest import launch_on
+from tests.conformance.conftest import injected, launch_on
 from tests.support.containerd import Containerd
 from tests.support.cri import ContainerId, CriError
 from tests.support.daemon import UUIDS, NriGpu, staged
@@ -131,3 +131,23 @@ def test_refuse_keeps_it_out_while_the_holder_is_there(
         assert (195, 1) in nvidia_nodes(node.cri, container).values()
         assert "[gpu-busy]" in node.cri.refused("device=1", "asks").details
         assert PHRASE not in daemon.log()
+
+
+@pytest.mark.short
+@pytest.mark.usefixtures("later_injector")
+@pytest.mark.parametrize("conflict", ["report", "refuse"])
+def test_what_an_nri_plugin_adds_after_us_is_known_at_the_start(
+    node: Containerd, tmp_path: Path, conflict: str
+) -> None:
+    added = injected({"linux": {"devices": [{"path": "/dev/nvidia1", "type": "c", "major": 195, "minor": 1}]}})
+    with staged(launch_on(node, tmp_path).with_policy(f'[foreign]\nconflict = "{conflict}"\n')) as daemon:
+        node.cri.run_asking("device=1", "train")
+        container = node.cri.create(node.cri.run_pod(PodSpec("theirs", annotations=added)))
+        if conflict == "report":
+            node.cri.start(container)
+            daemon.wait_logged(PHRASE)
+            assert [each["container_id"] for each in conflicts(daemon)] == [container]
+            return
+        with pytest.raises(CriError, match=r"\[gpu-busy\].*held exclusively by default/train"):
+            node.cri.start(container)
+        assert conflicts(daemon) == []

@@ -162,3 +162,30 @@ def test_refuse_stops_nothing_that_runs(log: Log) -> None:
     bench.synchronize([holder[0], other[0]], [nri.running(holder[1]), nri.created(other[1])])
     assert bench.tell(Event.START_CONTAINER, *other) == b""
     assert len(told(log)) == 1
+
+
+@pytest.mark.parametrize("held", [True, False])
+def test_what_a_plugin_adds_after_us_is_known_at_the_start(log: Log, held: bool) -> None:
+    """NVIDIA's toolkit as an NRI plugin, perhaps: the request does not show its nodes, the container does."""
+    bench = Bench()
+    if held:
+        bench.granted("device=1", "train")
+    bench.create(*theirs())
+    of, made = theirs(1)
+    assert bench.tell(Event.START_CONTAINER, of, made) == b""
+    assert bench.plugin.ledger.external.keys() == {ContainerId(made.id)}
+    assert len(told(log)) == held
+    assert "[gpu-busy]" in bench.refused(nri.asking("device=1", "next"))
+    bench.tell(Event.STOP_CONTAINER, of, made)
+    assert not bench.plugin.ledger.external
+
+
+def test_refuse_keeps_that_from_starting() -> None:
+    """But on a runtime that starts it whatever we answer, it is told."""
+    bench = Bench(REFUSE)
+    bench.granted("device=1", "train")
+    assert "[gpu-busy]" in bench.not_started(*theirs(1))
+    assert not bench.plugin.ledger.external
+    bench.plugin.runtime = "cri-o"
+    assert bench.tell(Event.START_CONTAINER, *theirs(1)) == b""
+    assert conflicts(bench.plugin.ledger)
