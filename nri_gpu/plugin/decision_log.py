@@ -61,7 +61,9 @@ class ConflictsSeen:
             seen[id_] = known.union(each.uuids)
             if seen[id_] != known:
                 pod, name = each.other.pod, each.other.name
-                fields = {"container_id": id_, "gpu_uuid": ",".join(each.uuids), "holder": " and ".join(each.holders)}
+                namespace, _, pod_name = pod.partition("/")
+                fields = {"namespace": namespace, "pod_name": pod_name, "container_name": name, "container_id": id_}
+                fields |= {"gpu_uuid": ",".join(each.uuids), "holder": " and ".join(each.holders)}
                 fault = f"{conflict_sentence(pod, name, each.uuids, each.holders)}: {SEPARATE}"
                 logger.bind(**fields, fault=fault).error("container opens GPUs that another pod has exclusively")
         self._seen = seen

@@ -20,7 +20,16 @@ from nri_gpu.ledger.holders import UNNAMED_POD, ExternalAllocation, Reservation
 from nri_gpu.ledger.ledger import Entry, GrantPhase, Ledger
 from nri_gpu.ledger.opened import live
 from nri_gpu.policy.forms import Globs
-from nri_gpu.policy.model import Complete, Disarm, EnvironmentSettings, ForeignSettings, OnConflict, Policy
+from nri_gpu.policy.model import (
+    Complete,
+    Disarm,
+    EnvironmentSettings,
+    ForeignSettings,
+    NamespaceRules,
+    OnConflict,
+    Otherwise,
+    Policy,
+)
 from tests.support import builders as make
 from tests.support.ledgers import after
 from tests.unit.decision import deciding
@@ -161,6 +170,9 @@ def test_who_would_be_completed_disarmed_or_ignored_is_refused_too() -> None:
         deciding.refused(opening(1, claim=claim), ledger=ledger, policy=completes)
     disarms = replace(REFUSE, environment=EnvironmentSettings(disarm=Disarm.ALL))
     deciding.refused(opening(1, env={"NVIDIA_VISIBLE_DEVICES": "all"}), ledger=ledger, policy=disarms)
+    ignores = replace(REFUSE, namespaces=NamespaceRules(deny=Globs(("ml",)), otherwise=Otherwise.IGNORE))
+    assert isinstance(decide(opening(1, claim="1"), NODE, held(), ignores), Pass)
+    deciding.reason_of(decide(opening(1, claim="1"), NODE, ledger, ignores), Code.GPU_BUSY)
     deciding.reason_of(decide(opening(1, claim="1"), NODE, ledger, REFUSE), Code.HELD_BY_OTHERS)
 
 

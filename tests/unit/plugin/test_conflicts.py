@@ -42,7 +42,7 @@ def test_it_runs_and_is_told_once_however_many_gpus_it_opens(log: Log) -> None:
     bench.create(of, made)
     (line,) = told(log)
     assert line.level == "ERROR"
-    assert line.fields["container_id"] == made.id
+    assert (line.fields["container_id"], line.fields["pod_name"]) == (made.id, "theirs")
     assert line.fields["gpu_uuid"].split(",") == [gpu.uuid for gpu in bench.node.gpus[:3]]
     assert line.fields["holder"] == "ml/train-0 and ml/train-1 and ml/train-2"
     fault = line.fields["fault"]
