@@ -67,6 +67,7 @@ FAULTS: Final[Mapping[str, tuple[Mapping[str, str], float, Mapping[str, str]]]] 
     "NriGpuPolicyUnusable": ({"nri_gpu_policy_fault": "1x420"}, 1, {}),
     "NriGpuPolicyRejected": ({"nri_gpu_policy_rejected": "1x420"}, 1, {}),
     "NriGpuOverlappingGrants": ({"nri_gpu_overlapping_grants": "1x420"}, 1, {}),
+    "NriGpuExternalConflict": ({"nri_gpu_external_conflicts": "1x420"}, 1, {}),
     "NriGpuLostContainers": ({"nri_gpu_lost_containers": "2x420"}, 2, {}),
     "NriGpuChildRestarting": ({'nri_gpu_child_restarts_total{child="nvml"}': "0+1x420"}, 15, {"child": "nvml"}),
     "NriGpuGpuWithheld": (

@@ -226,7 +226,7 @@ async def test_each_alert_fires_on_its_fault(monitored: Monitored) -> None:
     others = {"NriGpuDown", "NriGpuInventoryFault", "NriGpuPolicyRejected", "NriGpuPolicyUnusable"}
     # They are not provoked here: test_alert_rules.py has these.
     elsewhere = {
-        *("NriGpuOverlappingGrants", "NriGpuLostContainers"),
+        *("NriGpuOverlappingGrants", "NriGpuExternalConflict", "NriGpuLostContainers"),
         *("NriGpuGpuNeedsReset", "NriGpuGpuFailsApplications"),
     }
     assert {rule["alert"] for rule in rules} == {*FAULTS, *others, *elsewhere}
