@@ -185,7 +185,7 @@ def _rows(gpu: UnitStatus, status: DaemonStatus, now: float) -> Iterator[Row]:
 
 def _opening(other: ExternalStatus, gpu: UnitStatus, status: DaemonStatus) -> tuple[str, str, str | Line]:
     """Return a holder's columns of a container that opens a GPU, marked if another pod has the GPU exclusively."""
-    opens = f"opens {number_of(other.gpu_uuids)}"
+    opens = f"claims {other.prepared}" if other.prepared else f"opens {number_of(other.gpu_uuids)}"
     if any(other.container_id == each.container_id and gpu.uuid in each.gpu_uuids for each in status.conflicts):
         return other.pod, other.container, Line(f"{opens}, in conflict", Tone.BAD)
     return other.pod, other.container, opens
@@ -193,7 +193,7 @@ def _opening(other: ExternalStatus, gpu: UnitStatus, status: DaemonStatus) -> tu
 
 def _of_kubelet(status: DaemonStatus, now: float) -> Iterator[str]:
     """Yield `kubelet: nvidia.com/gpu registered for 3m` for each resource, or nothing without a device plugin."""
-    opens = f"claims {other.prepared}" if other.prepared else f"opens {number_of(other.gpu_uuids)}"
+    for each in status.kubelet.resources:
         if each.since_s is not None:
             yield f"kubelet: {each.resource} registered for {ago(now - each.since_s)}"
         else:

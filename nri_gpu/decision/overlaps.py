@@ -39,7 +39,7 @@ def conflict_sentence(pod: str, container: str, uuids: tuple[str, ...], holders:
     """Return what is wrong about a conflict; SEPARATE says what to do."""
     name = f", container {container}," if container else ""
     which = f"GPU {uuids[0]}" if len(uuids) == 1 else number_of(uuids)
-    return f"{pod} (not through nri-gpu){name} opens {which} held exclusively by {' and '.join(holders)}"
+    return f"{pod} (not through nri-gpu){name} has {which}, held exclusively by {' and '.join(holders)}"
 
 
 def conflicts(ledger: Ledger) -> Mapping[ContainerId, Conflict]:

@@ -314,10 +314,8 @@ CATALOGUE: Final[Mapping[str, Mapping[str, tuple[str, str]]]] = {
             "Delete all of these pods but one; until then no other pod is granted that GPU.",
         ),
         "container opens GPUs that another pod has exclusively": (
-            "Another component gave it their nodes, by CDI, device specs or as an NRI plugin; or it is no longer a "
-            "monitor.",
-            "List its pod in foreign.monitors if it only watches; else keep that component from GPUs that nri-gpu "
-            'grants, or set `[foreign] conflict = "refuse"` ([foreign.md](foreign.md#conflicts)).',
+            "Another component gave it their nodes, or it is no longer a monitor.",
+            "List its pod in foreign.monitors if it only watches; else separate them ([foreign.md](foreign.md#conflicts)).",
         ),
         "container has ended for the runtime, but its processes still hold its GPUs": (
             "Its processes outlive the first one, or the runtime lists it no more (paused at a restart, its "

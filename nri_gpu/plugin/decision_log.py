@@ -10,14 +10,11 @@ from typing import Final
 from loguru import logger
 
 from nri_gpu.decision.asked import needs_grant
-from nri_gpu.decision.overlaps import SEPARATE, conflict_sentence, conflicts
-from nri_gpu.domain.container import Container, ContainerId
+from nri_gpu.domain.container import Container
 from nri_gpu.domain.decision import Decision, Inject, Pass, Reason, Refuse, Refused
 from nri_gpu.domain.edits import Edits
-from nri_gpu.domain.gpu import GpuUuid
 from nri_gpu.domain.node import Node
 from nri_gpu.ledger.grant_text import InvalidGrant
-from nri_gpu.ledger.ledger import Ledger
 from nri_gpu.policy.model import Policy
 
 # NRI can add hooks and cannot remove any, so nothing less helps (containerd/nri: pkg/runtime-tools/generate).
@@ -41,32 +38,6 @@ class HooksSeen:
                 "a container has NVIDIA's hooks"
             )
         self._seen |= container.nvidia_hooks
-
-
-class ConflictsSeen:
-    """The containers that were seen to open GPUs which other pods have exclusively, with these GPUs."""
-
-    def __init__(self) -> None:
-        self._seen: Mapping[ContainerId, frozenset[GpuUuid]] = {}
-
-    def tell(self, ledger: Ledger) -> None:
-        """Log each such container once, however many GPUs it opens, until it ends or is a monitor."""
-        seen = {
-            id_: uuids - other.watched if (other := ledger.external.get(id_)) else uuids
-            for id_, uuids in self._seen.items()
-            if id_ in ledger.live or id_ in ledger.external  # it opens none while NVML describes none
-        }
-        for id_, each in conflicts(ledger).items():
-            known = seen.get(id_, frozenset())
-            seen[id_] = known.union(each.uuids)
-            if seen[id_] != known:
-                pod, name = each.other.pod, each.other.name
-                namespace, _, pod_name = pod.partition("/")
-                fields = {"namespace": namespace, "pod_name": pod_name, "container_name": name, "container_id": id_}
-                fields |= {"gpu_uuid": ",".join(each.uuids), "holder": " and ".join(each.holders)}
-                fault = f"{conflict_sentence(pod, name, each.uuids, each.holders)}: {SEPARATE}"
-                logger.bind(**fields, fault=fault).error("container opens GPUs that another pod has exclusively")
-        self._seen = seen
 
 
 def warn_ungranted(container: Container, grant: InvalidGrant | None, policy: Policy) -> bool:

@@ -64,8 +64,9 @@ from nri_gpu.nri.convert import EMPTY, NODE_NEEDLE, DecodeError
 from nri_gpu.nri.list_size import event_of, size_of
 from nri_gpu.nri.session import Listed
 from nri_gpu.nri.subscription import HEED_STARTS, Event, Lifecycle
+from nri_gpu.plugin.conflicts import ConflictsSeen
 from nri_gpu.plugin.counts import Counts, Outcome
-from nri_gpu.plugin.decision_log import ConflictsSeen, HooksSeen, container_fields, log_decision
+from nri_gpu.plugin.decision_log import HooksSeen, container_fields, log_decision
 from nri_gpu.plugin.dependencies import PluginDependencies
 from nri_gpu.plugin.exits import UntoldExits
 from nri_gpu.plugin.lost import LostContainers

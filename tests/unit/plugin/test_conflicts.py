@@ -46,7 +46,7 @@ def test_it_runs_and_is_told_once_however_many_gpus_it_opens(log: Log) -> None:
     assert line.fields["gpu_uuid"].split(",") == [gpu.uuid for gpu in bench.node.gpus[:3]]
     assert line.fields["holder"] == "ml/train-0 and ml/train-1 and ml/train-2"
     fault = line.fields["fault"]
-    assert fault.startswith("ml/theirs (not through nri-gpu), container main, opens 3 GPUs held exclusively by ")
+    assert fault.startswith("ml/theirs (not through nri-gpu), container main, has 3 GPUs, held exclusively by ")
     assert "foreign.monitors" in fault
     assert "delete" not in fault
     for event in (Event.START_CONTAINER, Event.POST_START_CONTAINER):
