@@ -315,7 +315,7 @@ CATALOGUE: Final[Mapping[str, Mapping[str, tuple[str, str]]]] = {
         ),
         "container opens GPUs that another pod has exclusively": (
             "Another component gave it their nodes, or it is no longer a monitor.",
-            "List its pod in foreign.monitors if it only watches; else separate them ([foreign.md](foreign.md#conflicts)).",
+            "List its pod in foreign.monitors if it only watches; else part them ([foreign.md](foreign.md#conflicts)).",
         ),
         "container has ended for the runtime, but its processes still hold its GPUs": (
             "Its processes outlive the first one, or the runtime lists it no more (paused at a restart, its "
