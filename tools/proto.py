@@ -44,6 +44,7 @@ UNITS: Final = (
     Unit(Path("api/dra.proto")),  # one servicer serves both versions of its service (dra/claim_service.py)
     Unit(Path("api/drahealth.proto")),
     Unit(Path("tests/support/cri_tests.proto"), Path("tests/support/_pb")),
+    Unit(Path("tests/support/deviceplugin_tests.proto"), Path("tests/support/_pb")),
 )
 
 
