@@ -23,7 +23,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 def _skipping(item: pytest.Item) -> Generator[None]:
     """Skip a test that lacks a program; in CI, only one whose set of tests/ground is not built.
 
-    A test with the mark `ground` names that set: in CI it lacks nothing else.
+    A test with the mark `ground` names that set: in CI it lacks nothing else, but for a cluster where none is offered.
     """
     in_ci = os.environ.get("CI") == "true"
     try:

@@ -5,12 +5,14 @@ from collections.abc import Iterator
 
 import pytest
 
-from tests.support.cluster import Cluster, programs
+from tests.support.cluster import FOLDER, Cluster, programs
 from tests.support.cluster_claims import DraCluster
 
 
 @pytest.fixture(scope="session")
 def session_cluster() -> Iterator[Cluster]:
+    if not os.environ.get(FOLDER):
+        pytest.skip(f"set {FOLDER} to the folder of cluster.sh, which boots a Kubernetes")
     programs()
     if os.geteuid():
         pytest.fail("these tests boot a real Kubernetes and need root: run `make test-cluster` with sudo")

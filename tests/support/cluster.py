@@ -29,7 +29,7 @@ from tests.support.cgroup import Cgroup, host_cgroup
 from tests.support.cri import Cri, CriError
 from tests.support.daemon import FOUR_GPUS
 from tests.support.device_filter import open_minors
-from tests.support.errors import HarnessError, NotBuiltError
+from tests.support.errors import HarnessError
 from tests.support.helm import documents
 from tests.support.own_image import own_image
 
@@ -65,8 +65,6 @@ def wait_for(
 
 def programs() -> dict[str, str]:
     """The script's variables. Raises: NotBuiltError, where a set of tests/ground is to serve and is not built."""
-    if not os.environ.get(FOLDER):
-        raise NotBuiltError(f"set {FOLDER} to the folder of cluster.sh, which boots a Kubernetes")
     return {name: os.environ.get(name) or str(ground.need(of)) for name, of in PROGRAMS.items()}
 
 
