@@ -96,8 +96,7 @@ class GrantedContainers:
         if change.container_id in self._plugin.ledger.entries:
             return self._run(change)
         asks = change.asks or may_ask_by_environment(self._plugin.policy)
-        unseen = change.shows_nodes and change.container_id not in self._plugin.ledger.live
-        container = change.container if asks or unseen else None
+        container = change.container if asks or change.shows_nodes else None
         return EMPTY if container is None else self._start_ungranted(change, container)
 
     def _look_at_unseen(self, change: Lifecycle) -> None:
@@ -115,7 +114,8 @@ class GrantedContainers:
         entry = ledger.entries[change.container_id]
         seat: Seat | Reason | None = OVER if entry.lost else TAKEN
         if ledger.may_start(change.container_id):
-            seat = self._lacking(change, entry.grant) or self._seat(change, entry.grant, ledger)
+            added = None if found else self._look_at_added(change)
+            seat = self._lacking(change, entry.grant) or added or self._seat(change, entry.grant, ledger)
         if isinstance(seat, Reason):
             container = change.container
             assert container is not None  # its id is in a ledger
@@ -167,7 +167,8 @@ class GrantedContainers:
             return self._run(change, FoundAtStart(self._needs.clock(), live(container), grant))
         key = needs_grant(container, self._plugin.policy, starts=True)
         if not key:
-            return self._start_with_others_nodes(container)
+            added = self._look_at_added(change)
+            return self._refuse(container, added) if added else EMPTY
         reason = Reason(
             Code.NOT_GRANTED,
             f"{key} asks for GPUs, but this container was created while nri-gpu was not connected to the "
@@ -175,15 +176,23 @@ class GrantedContainers:
         )
         return self._refuse(container, reason)
 
-    def _start_with_others_nodes(self, container: Container) -> Reply:
-        """Take note of GPUs that another component gave a container unseen, as an NRI plugin that is asked after us."""
-        plugin = self._plugin
-        if container.id not in plugin.ledger.live:
-            reason = kept_out(container, plugin.state.node, plugin.ledger, plugin.policy)
-            if reason and plugin.runtime in ("", *HEED_STARTS):
-                return self._refuse(container, reason)
-            plugin.apply(FoundAtStart(self._needs.clock(), live(container)))
-        return EMPTY
+    def _look_at_added(self, change: Lifecycle) -> Reason | None:
+        """Take note of devices that a container got after we were asked, as by an NRI plugin that is asked after us.
+
+        Return why it must not start with them, or None.
+        """
+        plugin, known = self._plugin, self._plugin.ledger.live.get(change.container_id)
+        container = change.container if change.shows_nodes else None
+        has = live(container) if container else None
+        if container is None or has is None or (known and has.numbers <= known.numbers):
+            return None
+        reason = kept_out(container, plugin.state.node, plugin.ledger, plugin.policy)
+        if reason and plugin.runtime in ("", *HEED_STARTS):
+            return reason
+        if known:
+            has = replace(known, numbers=known.numbers | has.numbers)
+        plugin.apply(FoundAtStart(self._needs.clock(), has))
+        return None
 
     def end_revoked(self, running: Iterable[Grant]) -> None:
         """Kill, of these containers, those that must not run, since others hold their GPUs; the rest has its own back.

@@ -28,7 +28,7 @@ SECTIONS: Final[Mapping[str, type[Struct]]] = {
 
 
 def setting(path: str) -> Setting:
-    """Return the setting of a dotted key path, `plugin.socket`."""
+    """Return the setting of a dotted key path, `plugin.socket`. Raises: KeyError: there is none."""
     section, _, key = path.partition(".")
     return settings_of(SECTIONS[section])[key]
 

@@ -73,10 +73,14 @@ def parse_policy(
 
 
 def option_faults(options: Mapping[str, object]) -> Iterator[Fault]:
-    """Yield the faults of options one by one, each under its own name."""
+    """Yield the faults of options one by one, each under its own name. A daemon of another version may have others."""
     for path, raw in _given(options).items():
-        for _, message in faults(type_info(setting(path).type), raw):
-            yield Fault(COMMAND_LINE, setting(path).flag or path, message)
+        try:
+            known = setting(path)
+        except KeyError:
+            yield Fault(COMMAND_LINE, path, "is no setting of this nri-gpu: use the daemon's version here, too")
+        else:
+            yield from (Fault(COMMAND_LINE, known.flag or path, said) for _, said in faults(type_info(known.type), raw))
 
 
 def _given(options: Mapping[str, object]) -> dict[str, object]:

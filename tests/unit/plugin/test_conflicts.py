@@ -8,8 +8,10 @@ import pytest
 from msgspec.structs import replace
 
 from nri_gpu._pb import nri_pb2 as pb
-from nri_gpu.decision.overlaps import conflicts
-from nri_gpu.domain.container import ContainerId
+from nri_gpu.decision.overlaps import conflicts, overlaps
+from nri_gpu.domain.container import ContainerId, PodId
+from nri_gpu.ledger.events import DevicesPrepared
+from nri_gpu.ledger.holders import DriverDevice
 from nri_gpu.nri.subscription import Event
 from nri_gpu.policy.forms import Globs
 from nri_gpu.policy.model import ForeignSettings, OnConflict, Policy
@@ -178,6 +180,49 @@ def test_what_a_plugin_adds_after_us_is_known_at_the_start(log: Log, held: bool)
     assert "[gpu-busy]" in bench.refused(nri.asking("device=1", "next"))
     bench.tell(Event.STOP_CONTAINER, of, made)
     assert not bench.plugin.ledger.external
+
+
+@pytest.mark.parametrize("before", ["another GPU", "a device of another kind", "a grant", "a grant of none"])
+def test_what_it_had_before_does_not_hide_that(log: Log, before: str) -> None:
+    """Devices at its creation and a grant say nothing of what a plugin adds after us."""
+    for policy in (Policy(), REFUSE):
+        bench = Bench(policy)
+        bench.granted("device=1", "train")
+        of, made = theirs(2) if before == "another GPU" else theirs()
+        if before == "a device of another kind":
+            made.linux.devices.add(path="/dev/fuse", type="c", major=10, minor=229)
+        if "grant" in before:
+            of, made = bench.granted("none" if "none" in before else "device=0; mode=shared", "theirs")
+        else:
+            bench.create(of, made)
+        had = bench.plugin.ledger
+        made.linux.devices.add(path="/dev/nvidia1", type="c", major=195, minor=1)
+        if policy is REFUSE:
+            assert "[gpu-busy]" in bench.not_started(of, made)
+            assert bench.plugin.ledger.live == had.live
+            bench.plugin.runtime = "cri-o"
+        assert bench.tell(Event.START_CONTAINER, of, made) == b""
+        assert overlaps(bench.plugin.ledger).keys() == {bench.node.gpus[1].uuid}
+        known, now = had.live.get(ContainerId(made.id)), bench.plugin.ledger.live[ContainerId(made.id)]
+        assert known is None or (now.numbers > known.numbers and now.staged == known.staged)
+
+
+def test_what_nvidias_driver_prepared_is_told_once_over_all_attempts_at_its_container(log: Log) -> None:
+    bench = Bench()
+    bench.granted("device=1", "train")
+    of, made = theirs(1)
+    prepared = DriverDevice(
+        device="gpu-1", namespace="ml", pod_name="theirs", container_name="main", pod_id=PodId(of.id)
+    )
+    bench.plugin.apply(DevicesPrepared(bench.clock(), (prepared,)))
+    for attempt in ("first", "second"):
+        made.id = attempt
+        bench.create(of, made)
+        assert conflicts(bench.plugin.ledger).keys() == {ContainerId(attempt)}
+        bench.tell(Event.START_CONTAINER, of, made)
+        bench.tell(Event.REMOVE_CONTAINER, of, made)
+        assert conflicts(bench.plugin.ledger).keys() == {prepared.id}
+    assert len(told(log)) == 1
 
 
 def test_refuse_keeps_that_from_starting() -> None:

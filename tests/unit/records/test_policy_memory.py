@@ -352,6 +352,15 @@ def test_the_guard_goes_by_the_daemons_options_too(node: Node, log: Log) -> None
     assert log.one("policy not usable: every container that requests GPUs needs a valid grant")
 
 
+@pytest.mark.parametrize("path", ["kubelet.later", "later.enabled", "later", "rule.allow"])
+def test_an_option_of_another_version_is_a_fault_to_the_guard(node: Node, log: Log, path: str) -> None:
+    """A newer daemon has taken over, and the older guard goes on: a bug here would end it."""
+    node.file.write_text(ML)
+    (node.run / OPTIONS).write_text(f'{{"{path}": true}}')
+    assert f"command line: {path}: is no setting of this nri-gpu" in daemon_state(node.run, node.file).policy().fault
+    assert log.one("policy not usable: every container that requests GPUs needs a valid grant")
+
+
 def test_the_guard_without_any_policy_has_the_defaults(node: Node, log: Log) -> None:
     (node.run / LAST_GOOD).touch()
     assert guard_settings(node.run, None, {}) == Policy.default()
