@@ -221,9 +221,14 @@ class Usage(Struct, frozen=True, dict=True):
         return others or self._opened_beside(pods) or not claims >= self.claims.keys()
 
     def _opened_beside(self, pods: Set[PodUid]) -> bool:
-        """Return whether another component's container can open it that is in no sandbox of these pods' holders."""
+        """Return whether another component's container can open it that is in no sandbox of these pods' holders.
+
+        What is only prepared for one keeps no pod out that has a container on the GPU: with foreign.conflict = "refuse"
+        each would wait for the other.
+        """
         sandboxes = {each.pod_id for each in self.holders if each.pod_uid in pods}
-        return any(each.pod_id not in sandboxes for each in self.external.values())
+        granted = any(each.pod_uid in pods for each in self.grants.values())
+        return any(each.pod_id not in sandboxes and not (each.device and granted) for each in self.external.values())
 
 
 UNUSED: Final = Usage()

@@ -11,7 +11,6 @@ from nri_gpu.decision.overlaps import SEPARATE, conflict_sentence, conflicts
 from nri_gpu.domain.gpu import GpuUuid
 from nri_gpu.ledger.ledger import Ledger
 
-
 Named = tuple[str, str]  # a pod, `namespace/name`, and its container
 
 

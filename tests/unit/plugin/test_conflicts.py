@@ -32,6 +32,13 @@ def theirs(*minors: int, name: str = "theirs") -> tuple[pb.PodSandbox, pb.Contai
     return of, made
 
 
+def prepare(bench: Bench, of: pb.PodSandbox) -> DriverDevice:
+    """GPU 1, by NVIDIA's DRA driver, for a container of that pod."""
+    found = DriverDevice(device="gpu-1", namespace="ml", pod_name=of.name, container_name="main", pod_id=PodId(of.id))
+    bench.plugin.apply(DevicesPrepared(bench.clock(), (found,)))
+    return found
+
+
 def told(log: Log) -> list[Line]:
     return log.said(PHRASE)
 
@@ -211,10 +218,7 @@ def test_what_nvidias_driver_prepared_is_told_once_over_all_attempts_at_its_cont
     bench = Bench()
     bench.granted("device=1", "train")
     of, made = theirs(1)
-    prepared = DriverDevice(
-        device="gpu-1", namespace="ml", pod_name="theirs", container_name="main", pod_id=PodId(of.id)
-    )
-    bench.plugin.apply(DevicesPrepared(bench.clock(), (prepared,)))
+    prepared = prepare(bench, of)
     for attempt in ("first", "second"):
         made.id = attempt
         bench.create(of, made)
@@ -223,6 +227,21 @@ def test_what_nvidias_driver_prepared_is_told_once_over_all_attempts_at_its_cont
         bench.tell(Event.REMOVE_CONTAINER, of, made)
         assert conflicts(bench.plugin.ledger).keys() == {prepared.id}
     assert len(told(log)) == 1
+
+
+@pytest.mark.parametrize("policy", [Policy(), REFUSE])
+def test_what_is_only_prepared_keeps_no_container_of_the_holder_out(policy: Policy) -> None:
+    """Under `refuse` its own container waits for the holder's: both would wait for ever."""
+    bench = Bench(policy)
+    holder, first = bench.granted("device=1", "train")
+    of, made = theirs(1)
+    prepare(bench, of)
+    bench.create(holder, nri.container(holder, "second"))
+    assert "ml/theirs" in bench.refused(nri.asking("device=1", "next"))
+    for name in ("main", "second"):
+        bench.tell(Event.REMOVE_CONTAINER, holder, first if name == "main" else nri.container(holder, name))
+    assert "ml/theirs" in bench.refused(holder)
+    bench.create(of, made)
 
 
 def test_refuse_keeps_that_from_starting() -> None:
