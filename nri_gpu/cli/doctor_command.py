@@ -111,13 +111,13 @@ def _examined(args: argparse.Namespace) -> Examined:
 
 def _policy(root: Path, state_dir: Path, named: str | None, status: DaemonStatus | None) -> Policy:
     """Return the policy of the named file, or else of the daemon's, which may be in a pod. Raises: PolicyError."""
-    options = overrides_of(status)
+    options, all_options = overrides_of(status), status is not None  # those of a daemon that is away are not known
     if named:
-        return load_policy(named, options)
+        return load_policy(named, options, all_options=all_options)
     in_force = bool(PolicyMemory(below(root, UNIT_FOLDER)).source)
     source = status.policy.source if status else ""
     path = below(root, source if source.startswith("/") else "/etc/nri-gpu/policy.toml")
     if is_there(path) or (in_force and status is None):
-        return build_policy(read_policy(path, in_force=in_force), options)
+        return build_policy(read_policy(path, in_force=in_force), options, all_options=all_options)
     kept = load_last_good(state_dir, options) if source.startswith("/") and os.access(state_dir, os.X_OK) else None
     return kept or build_policy(None, options)

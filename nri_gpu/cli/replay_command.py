@@ -59,7 +59,7 @@ class ReplayDocument(Struct, frozen=True, tag_field="schema", tag="nri-gpu/repla
 
 def run(args: argparse.Namespace) -> int:
     """Print what differs. Return 1 if something does, or a line is no record, or 78 if a file cannot be read."""
-    instead = load_policy(args.policy) if args.policy else None
+    instead = load_policy(args.policy, all_options=False) if args.policy else None
     decisions, unreadable, different, passed_over = 0, 0, list[Compared](), list[PassedOver]()
     try:
         for compared in compare(recorded_lines(map(Path, args.files)), instead):

@@ -107,7 +107,7 @@ def _stage_dir(file: str | None, state_dir: Path) -> Path:
     """Return where the daemon stages drivers. Raises: PolicyError."""
     options = overrides_of(daemon_status(state_dir))
     try:
-        policy = build_policy(read_policy(file, in_force=was_kept(state_dir)), options)
+        policy = build_policy(read_policy(file, in_force=was_kept(state_dir)), options, all_options=False)
     except PolicyError:
         last = load_last_good(state_dir, options)  # which the daemon runs on, too
         if last is None:

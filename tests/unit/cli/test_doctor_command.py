@@ -63,6 +63,21 @@ def test_a_policy_with_faults(host: DoctorNode, nri_gpu: NriGpuCall) -> None:
     assert (done.code, [each["level"] for each in found]) == (Exit.FINDING, ["error"])
 
 
+@pytest.mark.parametrize("named", [(), ("--policy", "FILE")])
+def test_what_options_could_mend_is_no_fault_while_they_are_not_known(
+    host: DoctorNode, nri_gpu: NriGpuCall, named: tuple[str, ...]
+) -> None:
+    """The chart switches one of the two off by `--no-kubelet`, and its daemon is away."""
+    file = host.write("etc/nri-gpu/policy.toml", "[kubelet]\nenabled = true\n[dra]\nenabled = true\n")
+    arguments = ("doctor", "--root", host.root, "-o", "json", *(file if each == "FILE" else each for each in named))
+    without = nri_gpu(*arguments)
+    with daemon(host.root / "run/nri-gpu", json.dumps(ANSWER).encode()):
+        by_default = nri_gpu(*arguments)
+    for done, wrong in ((without, False), (by_default, True)):
+        found = [each for part in done.document["sections"] for each in part["findings"] if each["subject"] == "policy"]
+        assert ["both offer the same GPUs" in each["meaning"] for each in found] == [wrong]
+
+
 @pytest.mark.parametrize(
     ("files", "source"),
     [

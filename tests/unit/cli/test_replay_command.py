@@ -42,6 +42,11 @@ def test_by_the_recorded_policy_nothing_differs(replay: Replayed) -> None:
     assert replay() == Done(Exit.OK, "3 decisions, none differs\n", "")
 
 
+def test_a_policy_that_options_of_the_daemon_mend_can_be_played(replay: Replayed) -> None:
+    done = replay(policy="[kubelet]\nenabled = true\n[dra]\nenabled = true\n")
+    assert (done.code, done.err) == (Exit.OK, "")
+
+
 def test_a_refusal_is_its_code_whatever_its_words(replay: Replayed, recorded: Path) -> None:
     log = recorded.read_text()
     recorded.write_text(log.replace('"reason": "', '"reason": "in other words: '))

@@ -183,6 +183,14 @@ def test_a_broken_policy_file_and_the_last_good_one(nri_gpu: NriGpuCall, state: 
 
 
 @pytest.mark.usefixtures("nri_gpu")
+def test_the_stage_folder_of_a_policy_that_options_mend(state: Path) -> None:
+    """No daemon says which options it has."""
+    policy = state.parent / "policy.toml"
+    policy.write_text('[driver]\nstage_dir = "/srv/staged"\n[kubelet]\nenabled = true\n[dra]\nenabled = true\n')
+    assert _stage_dir(str(policy), state) == Path("/srv/staged")
+
+
+@pytest.mark.usefixtures("nri_gpu")
 def test_the_stage_folder_of_a_policy_that_vanished(state: Path) -> None:
     """It is that of the last good policy, on which the daemon goes on, and not the default one."""
     (state / LAST_GOOD).write_text('[driver]\nstage_dir = "/srv/staged"\n')
