@@ -22,8 +22,8 @@ from nri_gpu.policy.model import OnConflict, Policy
 
 # What to do about a container with GPUs of another component: most that open GPUs of others only watch.
 SEPARATE: Final = (
-    "list its pod in foreign.monitors if it only watches, else keep that component from GPUs that nri-gpu grants "
-    "(docs/foreign.md)"
+    "list this container's pod in foreign.monitors if it only watches, else keep that component from GPUs that nri-gpu "
+    "grants (docs/foreign.md)"
 )
 
 

@@ -96,7 +96,7 @@ def test_it_runs_and_is_told_until_it_is_gone(
         shown = daemon.verb("status")
         assert shown.returncode == 1
         assert shown.stdout.count("in conflict") == 2
-        assert "list its pod in foreign.monitors if it only watches" in shown.stdout
+        assert "list this container's pod in foreign.monitors if it only watches" in shown.stdout
         examined = " ".join(daemon.verb("doctor").stdout.split())
         assert "default/theirs (not through nri-gpu), container main, has 2 GPUs, held exclusively by" in examined
         assert "delete all of these pods" not in examined + shown.stdout

@@ -152,7 +152,7 @@ def test_refuse_keeps_it_out_and_lets_it_in_once_the_holder_is_gone(log: Log) ->
     other = theirs(1, 2)
     sentence = bench.refused(*other)
     assert "[gpu-busy]" in sentence
-    for word in ("GPU 1", "ml/train", "foreign.monitors", "foreign.conflict"):
+    for word in ("GPU 1", "ml/train", "list this container's pod in foreign.monitors", "foreign.conflict"):
         assert word in sentence
     assert not bench.plugin.ledger.external
     assert bench.refusals.last[-1].code == "gpu-busy"
