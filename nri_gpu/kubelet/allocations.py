@@ -111,7 +111,7 @@ def held_by_others(
         *((entry.grant, each) for entry in holding if entry.allocation for each in entry.allocation.devices),
     ]
     counted = [(holder, device) for holder, device in held if is_counted(device)]
-    of_pods = {(holder.pod_id, device.uuid) for holder, device in counted}
+    of_pods = {(holder.pod_id, device.uuid) for holder, device in counted if holder.pod_id}
     reserved = {device.uuid for holder, device in counted if settings.reservations.match(holder.namespace)}
 
     def goes_with(mode: Mode | None, uuids: Iterable[GpuUuid]) -> bool:

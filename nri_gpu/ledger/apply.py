@@ -26,7 +26,11 @@ def apply(ledger: Ledger, event: LedgerEvent, rules: Rules) -> Ledger:
     after = reservations_after(ledger, after, event, rules.listed_pods)
     after = releasing_after(ledger, after, event, rules)
     after = _opened_after(prepared_after(after, event), event, rules)
-    return with_prepared(after, rules.inventory, rules.monitors)
+    # Left out where it changes nothing: what is prepared can be a thousand devices, where many pods share claims.
+    anew = isinstance(event, Renumbered | Synchronized) or after.prepared is not ledger.prepared
+    if anew or after.external is not ledger.external:
+        return with_prepared(after, rules.inventory, rules.monitors)
+    return after
 
 
 def cleared_for(ledger: Ledger, container: Container, now: float) -> Ledger:

@@ -152,7 +152,7 @@ class Usage(Struct, frozen=True, dict=True):
     @property
     def load(self) -> int:
         """Count the containers on it, and the reservations and claims without a container."""
-        there = {each.pod_id for each in self.external.values()}
+        there = {each.pod_id for each in self.external.values() if each.pod_id}
         waiting = sum(each.pod_id not in there for each in self.reservations.values())
         return len(self.grants) + waiting + len(self.external) + len(self.idle_claims)
 
@@ -226,7 +226,7 @@ class Usage(Struct, frozen=True, dict=True):
         What is only prepared for one keeps no pod out that has a container on the GPU: with foreign.conflict = "refuse"
         each would wait for the other.
         """
-        sandboxes = {each.pod_id for each in self.holders if each.pod_uid in pods}
+        sandboxes = {each.pod_id for each in self.holders if each.pod_uid in pods and each.pod_id}
         granted = any(each.pod_uid in pods for each in self.grants.values())
         return any(each.pod_id not in sandboxes and not (each.device and granted) for each in self.external.values())
 

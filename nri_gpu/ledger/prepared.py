@@ -1,7 +1,10 @@
 """GPUs whose devices NVIDIA's DRA driver prepared: they are held before a container exists that opens them.
 
 prepared --a container of that name opens it--> that container's external allocation, as long as it is there
-its sandbox is gone, or PodResources has not listed it for SETTLED_S --> nobody's
+PodResources has not listed it for SETTLED_S --> nobody's
+
+Its sandbox's end ends nothing: the kubelet may make that anew for the same claim, and unprepares a claim later. So a
+list counts that lacks it SETTLED_S after that end.
 """
 
 from __future__ import annotations
@@ -64,8 +67,9 @@ def prepared_after(ledger: Ledger, event: LedgerEvent) -> Ledger:
         case Reconciled(at, prepared=listed):
             fresh = _named(known, listed)
             found = {**_settling(known, fresh.keys(), at), **fresh}
-        case PodGone(_, pod_id) if pod_id:
-            found = {id_: each for id_, each in known.items() if each.pod_id != pod_id}
+        case PodGone(at, pod_id) if pod_id:
+            ended = {id_: each for id_, each in known.items() if each.pod_id == pod_id}
+            found = {**known, **{id_: _ended(each, at) for id_, each in ended.items()}}
         case _:
             return ledger
     return ledger if found == known else replace(ledger, prepared=found)
@@ -77,6 +81,11 @@ def _named(
     """Return what is listed, by id. A sandbox stays known: after a restart nothing lists one without a container."""
     sandboxes = {id_: each.pod_id for id_, each in known.items()}
     return {each.id: replace(each, pod_id=each.pod_id or sandboxes.get(each.id, PodId(""))) for each in listed}
+
+
+def _ended(device: DriverDevice, at: float) -> DriverDevice:
+    since = at if device.unlisted_since is None else device.unlisted_since
+    return replace(device, pod_id=PodId(""), unlisted_since=since)
 
 
 def _settling(

@@ -187,7 +187,7 @@ def _ledger_of(document: LedgerDocument, now: float) -> Ledger:
         for each in document.foreign
         if each.container_id in live and (each.watched or each.regained)
     }
-    prepared = {each.id: each for each in document.prepared}
+    prepared = {each.id: replace(each, unlisted_since=None) for each in document.prepared}  # the next list tells
     return Ledger(entries, external, releasing, live, reservations, prepared=prepared, processes=document.processes)
 
 

@@ -65,7 +65,7 @@ class BesideNvidiasDriver(RuleBasedStateMachine):
     @precondition(lambda self: self.theirs)
     @rule(data=DATA, told=st.booleans())
     def their_pod_ends(self, data: st.DataObject, told: bool) -> None:
-        """told: by the runtime; else only the kubelet's list tells, after a while."""
+        """told: by the runtime, too. The kubelet's list tells, after a while."""
         pod = data.draw(st.sampled_from(sorted(self.theirs)))
         if old := self.opening.pop(pod, None):
             self.node.stop(old)
@@ -73,10 +73,18 @@ class BesideNvidiasDriver(RuleBasedStateMachine):
         self.node.listed.pop(("ml", pod))
         if told:
             self.node.end_pod(self.made(pod))
-        else:
-            self.node.list_all()
-            self.node.clock.now += SETTLED_S
-            self.node.list_all()
+        self.node.list_all()
+        self.node.clock.now += SETTLED_S
+        self.node.list_all()
+
+    @precondition(lambda self: self.theirs)
+    @rule(data=DATA)
+    def their_sandbox_ends(self, data: st.DataObject) -> None:
+        """The kubelet makes it anew, for the claim that is prepared."""
+        pod = data.draw(st.sampled_from(sorted(self.theirs)))
+        if old := self.opening.pop(pod, None):
+            self.node.stop(old)
+        self.node.end_pod(self.made(pod))
 
     @rule(claim=st.sampled_from(["1", "2", "all", "device=0"]))
     def create_by_annotation(self, claim: str) -> None:

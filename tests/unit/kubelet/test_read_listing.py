@@ -515,6 +515,12 @@ def prepared(node: ExternalNode, *devices: str, pool: str = "node1") -> None:
     node.answer()
 
 
+def over(node: ExternalNode) -> None:
+    """The kubelet lists no more what it did, for a while."""
+    node.clock.now += SETTLED_S
+    node.list_all()
+
+
 def asks(node: ExternalNode, claim: str, of: str = "train") -> tuple[GpuUuid, ...] | str:
     """What a pod without limits is granted by annotation, or why not."""
     made = container(claim, of=of)
@@ -529,7 +535,17 @@ def test_a_prepared_device_is_held_from_all_doors_before_its_container_comes(nod
     assert "ml/theirs (by a claim of gpu.nvidia.com, gpu-6)" in asks(node, "device=1")
     assert set(asks(node, "3", of="others")) == {uuid(0), uuid(2), uuid(3)}
     node.pod_deleted(THEIRS)
+    over(node)
     assert asks(node, "device=1", of="next") == (uuid(1),)
+
+
+def test_a_sandbox_that_is_made_anew_finds_its_prepared_device(node: ExternalNode) -> None:
+    """Nobody has it in between: the kubelet prepares a claim once, whatever becomes of the sandbox."""
+    prepared(node, "gpu-6")
+    node.end_pod(THEIRS)
+    assert "[gpu-busy]" in asks(node, "device=1")
+    node.list_all()
+    assert "[gpu-busy]" in asks(node, "device=1", of="another")
 
 
 def test_a_prepared_device_that_is_listed_no_more_is_free_after_a_while(node: ExternalNode) -> None:
@@ -537,8 +553,7 @@ def test_a_prepared_device_that_is_listed_no_more_is_free_after_a_while(node: Ex
     node.listed.clear()
     node.list_all()
     assert node.taken() == {uuid(1)}
-    node.clock.now += SETTLED_S
-    node.list_all()
+    over(node)
     assert node.taken() == set()
 
 
@@ -546,6 +561,7 @@ def test_only_this_nodes_pool_counts_once_its_name_is_known(node: ExternalNode, 
     prepared(node, "gpu-6", pool="node2")
     assert node.taken() == {uuid(1)}
     node.pod_deleted(THEIRS)
+    over(node)
     node.plugin.external.node = "node1"
     prepared(node, "gpu-6", pool="node2")
     assert node.taken() == set()

@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
+from typing import NoReturn
+
 import pytest
 from msgspec.structs import replace
 
-from nri_gpu.domain.container import PodId
+from nri_gpu.domain.allocation import AllocatedDevice
+from nri_gpu.domain.container import ContainerId, PodId
 from nri_gpu.domain.gpu import GpuUuid
 from nri_gpu.domain.gpu_request import Mode
+from nri_gpu.kubelet.allocations import held_by_others
+from nri_gpu.ledger.apply import apply
 from nri_gpu.ledger.events import (
     Created,
+    DevicesAllocated,
     DevicesPrepared,
     Gone,
     LedgerEvent,
@@ -18,6 +24,7 @@ from nri_gpu.ledger.events import (
     Renumbered,
     Rules,
     Synchronized,
+    Ticked,
 )
 from nri_gpu.ledger.holders import UNUSED, DriverDevice
 from nri_gpu.ledger.ledger import Ledger
@@ -25,6 +32,7 @@ from nri_gpu.ledger.opened import Monitors, live
 from nri_gpu.ledger.prepared import prepared_uuids
 from nri_gpu.ledger.reservations import SETTLED_S
 from nri_gpu.policy.forms import Globs
+from nri_gpu.policy.kubelet_settings import KubeletSettings
 from tests.support.builders import container, gpu, held_node, inventory, mig, mig_gpu, mig_uuid, pod, uuid
 from tests.support.ledgers import RULES, after
 
@@ -99,26 +107,31 @@ def test_pods_that_share_a_device_hold_it_until_the_last_of_them_is_gone() -> No
     one, two = of("gpu-6", "one", pod_id="s-1"), of("gpu-6", "two", pod_id="s-2")
     ledger = after(Ledger(), DevicesPrepared(1.0, (one,)), DevicesPrepared(1.0, (two,)))
     assert len(ledger.usage()[uuid(1)].external) == 2
-    ledger = after(ledger, PodGone(2.0, PodId("s-1")))
+    ledger = after(ledger, PodGone(2.0, PodId("s-1")), listed(2.0 + SETTLED_S, two))
+    assert len(ledger.usage()[uuid(1)].external) == 1
     assert held(ledger) == {uuid(1)}
-    assert held(after(ledger, PodGone(3.0, PodId("s-2")))) == set()
+    assert held(after(ledger, PodGone(8.0, PodId("s-2")), listed(8.0 + SETTLED_S))) == set()
 
 
 ENDS: dict[str, tuple[tuple[LedgerEvent, ...], bool]] = {
     "a list that lacks it": ((listed(2.0),), True),
     "lists that lack it for a while": ((listed(2.0), listed(2.0 + SETTLED_S)), False),
     "a list that has it again": ((listed(2.0), listed(3.0, of("gpu-6")), listed(2.0 + SETTLED_S)), True),
-    "its sandbox": ((PodGone(2.0, PodId("s")),), False),
+    "its sandbox, which may be made anew": ((PodGone(2.0, PodId("s")),), True),
+    "its sandbox, before the kubelet unprepares it": ((PodGone(2.0, PodId("s")), listed(3.0)), True),
+    "its sandbox, and a list that lacks it later": ((PodGone(2.0, PodId("s")), listed(2.0 + SETTLED_S)), False),
+    "its sandbox, made anew": (
+        (PodGone(2.0, PodId("s")), DevicesPrepared(3.0, (of("gpu-6", pod_id="t"),)), listed(2.0 + SETTLED_S)),
+        True,
+    ),
     "another sandbox": ((PodGone(2.0, PodId("t")),), True),
     "a sandbox without an id": ((DevicesPrepared(1.0, (of("gpu-6", "more"),)), PodGone(2.0, PodId(""))), True),
 }
 
 
 @pytest.mark.parametrize(("events", "still"), ENDS.values(), ids=ENDS.keys())
-def test_it_ends_with_its_sandbox_or_when_it_is_not_listed_for_a_while(
-    events: tuple[LedgerEvent, ...], still: bool
-) -> None:
-    """A kubelet that has just started lists no pod."""
+def test_it_ends_when_it_is_not_listed_for_a_while(events: tuple[LedgerEvent, ...], still: bool) -> None:
+    """A kubelet that has just started lists no pod, and one that makes a sandbox anew prepares nothing again."""
     ledger = after(Ledger(), DevicesPrepared(1.0, (of("gpu-6", pod_id="s"),)), *events)
     assert held(ledger) == ({uuid(1)} if still else set())
 
@@ -140,3 +153,26 @@ def test_a_monitor_holds_nothing_by_its_claim() -> None:
     ledger = after(Ledger(), DevicesPrepared(1.0, (of("gpu-6"),)), rules=rules)
     assert held(ledger) == set()
     assert [each.watched for each in ledger.external.values()] == [{uuid(1)}]
+
+
+def test_a_pod_without_a_known_sandbox_is_not_every_such_pod() -> None:
+    """The kubelet's own plugin has just allocated a replica, to a pod that nobody has named either."""
+    replicas = frozenset(AllocatedDevice("nvidia.com/gpu", f"{uuid(1)}::{number}") for number in range(2))
+    event = DevicesAllocated(1.0, (min(replicas, key=lambda each: each.id),), shared=True)
+    ledger = after(Ledger(), DevicesPrepared(1.0, (of("gpu-6"),)), event)
+    settings = KubeletSettings(enabled=True, replicas=2)
+    assert held_by_others(ledger, settings, replicas, shared=True) == {uuid(1)}
+    assert ledger.usage()[uuid(1)].load == 2
+
+
+class NotRead(dict[ContainerId, DriverDevice]):
+    def items(self) -> NoReturn:
+        pytest.fail("read anew")
+
+
+def test_an_event_that_changes_no_holder_does_not_read_what_is_prepared() -> None:
+    """A claim that all pods of a node share is prepared for each, and every request is some events."""
+    ledger = after(Ledger(), DevicesPrepared(1.0, tuple(of("gpu-6", f"pod-{number}") for number in range(3))))
+    ledger = replace(ledger, prepared=NotRead(ledger.prepared))
+    for event in (Ticked(2.0), Created(2.0, container(of="plain"))):
+        assert apply(ledger, event, RULES) is ledger

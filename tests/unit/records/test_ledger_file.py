@@ -16,9 +16,10 @@ from nri_gpu.domain.container import Cgroup, ContainerId, FirstProcess
 from nri_gpu.domain.gpu import GpuUuid
 from nri_gpu.domain.gpu_request import Mode
 from nri_gpu.domain.names import LEDGER
-from nri_gpu.ledger.events import DevicesAllocated, PodGone, Removed
+from nri_gpu.ledger.events import DevicesAllocated, PodGone, Reconciled, Removed
+from nri_gpu.ledger.holders import DriverDevice
 from nri_gpu.ledger.ledger import GrantPhase, Ledger, Live
-from nri_gpu.ledger.reservations import reservation_of
+from nri_gpu.ledger.reservations import SETTLED_S, reservation_of
 from nri_gpu.records.ledger_file import LedgerFile, read_ledger, write_ledger
 from nri_gpu.system.state import NodeState
 from tests.support import builders as make
@@ -258,3 +259,11 @@ async def test_each_change_is_written_in_its_time(tmp_path: Path) -> None:
         state.commit(make.ledger(make.entry_of(uuid)))
         await until("the file", partial(says, uuid))
     written.close()
+
+
+def test_a_device_that_a_list_lacked_is_counted_anew(tmp_path: Path) -> None:
+    """A time to come was edited by hand, and would keep the GPU of NVIDIA's driver for as long."""
+    lacked = DriverDevice(device="gpu-6", namespace="ml", pod_name="p", container_name="main", unlisted_since=1e9)
+    ledger = read_ledger(kept(tmp_path, Ledger(prepared={lacked.id: lacked})), 1.0)
+    lists = (Reconciled(at, (), frozenset()) for at in (2.0, 2.0 + SETTLED_S))
+    assert not after(ledger, *lists).prepared
