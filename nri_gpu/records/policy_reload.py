@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Final
 
 from loguru import logger
+from msgspec.structs import replace
 
 from nri_gpu.domain.errors import PolicyError
 from nri_gpu.domain.text import listed
@@ -38,6 +39,7 @@ class PolicyReload:
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.registered = state.settings.plugin  # the file's, which say how we register
+        self._served = state.settings.kubelet  # for the life of the process
         self._faults = LogOnce(clock=clock)
         self._file = file
         self._state = state
@@ -45,7 +47,7 @@ class PolicyReload:
         self._namespaces = namespaces
         self._one_at_a_time = asyncio.Lock()
         if file.from_runtime:
-            state.use(file.last_good() or Policy.broken(f"{RUNTIME} has not come yet; try again in a moment"))
+            self._use(file.last_good() or Policy.broken(f"{RUNTIME} has not come yet; try again in a moment"))
 
     async def run(self) -> None:
         """Warn of what this policy newly allows, and remind of a fault of the file, until cancelled."""
@@ -72,7 +74,7 @@ class PolicyReload:
             _log_kept(error)
             return
         self.registered = policy.plugin
-        self._state.use(policy)
+        self._use(policy)
         logger.bind(path=policy.source).info("policy reloaded")
         self._changed(policy)
         await self._compare(policy)
@@ -96,7 +98,7 @@ class PolicyReload:
             for fault in error.faults:
                 logger.bind(fault=str(fault)).error("policy not usable")
         else:
-            self._state.use(policy)
+            self._use(policy)
             self._changed(policy)
             self._say_wider(policy, tuple(self._namespaces()))
 
@@ -107,6 +109,15 @@ class PolicyReload:
             if self._state.policy.fault:
                 self._state.use(Policy.broken(str(error.faults[0])))
             _log_kept(error)
+
+    def _use(self, policy: Policy) -> None:
+        """Put a policy in force, with the device plugin as it is served.
+
+        Whom we inject for is the new policy's: until PodResources is asked, such containers are refused.
+        """
+        asks, served = policy.kubelet, self._served
+        kubelet = replace(served, inject_for=asks.inject_for, reservations=asks.reservations)
+        self._state.use(replace(policy, kubelet=kubelet))
 
     async def _compare(self, policy: Policy) -> None:
         await asyncio.to_thread(self._say_wider, policy, tuple(self._namespaces()))

@@ -9,9 +9,11 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from msgspec.structs import replace
 
 from nri_gpu.domain.errors import Fault, PolicyError
 from nri_gpu.domain.node import Inventory
+from nri_gpu.policy.kubelet_settings import MigStrategy
 from nri_gpu.policy.model import BUILT_IN, Policy
 from nri_gpu.records import policy_file
 from nri_gpu.records.policy_file import (
@@ -315,6 +317,26 @@ def test_a_policy_that_options_mend_is_kept_and_compared(tmp_path: Path) -> None
     before = InForce(tmp_path, kubelet=False).file.before
     assert before
     assert before.limits.gpus_per_pod == 1
+
+
+async def test_a_reload_leaves_the_device_plugin_as_it_is_served(tmp_path: Path) -> None:
+    """Or old pods' containers would start without their GPUs, while the kubelet still counts by the old settings.
+
+    Whom we inject for changes at once: a container that is newly of these waits for the restart.
+    """
+    written(tmp_path, '[kubelet]\nenabled = true\nresource = "a.com/gpu"\nmig_strategy = "mixed"\n')
+    daemon = InForce(tmp_path)
+    served = daemon.state.settings.kubelet
+    written(tmp_path, '[plugin]\nindex = "20"\n[kubelet]\nresource = "b.com/gpu"\ninject_for = ["nvidia.com/*"]\n')
+    await daemon.reload.read_again()
+    now = daemon.state.policy.kubelet
+    assert (now.enabled, now.resource, now.mig_strategy) == (True, "a.com/gpu", MigStrategy.MIXED)
+    assert replace(now, inject_for=served.inject_for) == served
+    assert now.inject_for.patterns == ("nvidia.com/*",)
+    assert daemon.now()[0] == "20"
+    assert [each.kubelet.resource for each in daemon.changed] == ["b.com/gpu"]  # the file's, to say what waits
+    daemon.reload.take_text("[kubelet]\nreplicas = 4\n")  # the runtime's
+    assert daemon.state.policy.kubelet == served
 
 
 async def test_a_reload_keeps_the_old_policy_over_a_broken_one(tmp_path: Path, log: Log) -> None:
