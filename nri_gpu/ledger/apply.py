@@ -12,7 +12,7 @@ from msgspec.structs import replace
 from nri_gpu.domain.allocation import Allocated
 from nri_gpu.domain.container import Container
 from nri_gpu.ledger.entries import entries_after, superseded
-from nri_gpu.ledger.events import Created, FoundAtStart, LedgerEvent, Renumbered, Rules, Synchronized
+from nri_gpu.ledger.events import Created, FoundAtStart, LedgerEvent, Reconciled, Renumbered, Rules, Synchronized
 from nri_gpu.ledger.ledger import Ledger
 from nri_gpu.ledger.opened import seen, seen_one
 from nri_gpu.ledger.prepared import prepared_after, with_prepared
@@ -27,7 +27,7 @@ def apply(ledger: Ledger, event: LedgerEvent, rules: Rules) -> Ledger:
     after = releasing_after(ledger, after, event, rules)
     after = _opened_after(prepared_after(after, event), event, rules)
     # Left out where it changes nothing: what is prepared can be a thousand devices, where many pods share claims.
-    anew = isinstance(event, Renumbered | Synchronized) or after.prepared is not ledger.prepared
+    anew = isinstance(event, Reconciled | Renumbered | Synchronized) or after.prepared is not ledger.prepared
     if anew or after.external is not ledger.external:
         return with_prepared(after, rules.inventory, rules.monitors)
     return after

@@ -592,3 +592,7 @@ def test_what_a_daemon_had_heard_holds_for_the_next_one(node: ExternalNode, tmp_
     node.node_state.ledger = read_ledger(tmp_path / "ledger.json", now=1.0)
     node.relist([])
     assert node.taken() == {uuid(1)}
+    node.restart_daemon()
+    node.node_state.ledger = read_ledger(tmp_path / "ledger.json", now=1.0)
+    node.list_all()  # before the runtime has listed anything
+    assert node.taken() == {uuid(1)}
