@@ -93,14 +93,7 @@ class Daemon:
         self._node = NodeControllers(state, fixed, folder, key, topology)
         self._refusals = Refusals()
         self._plugin = self._make_plugin(key)
-        self._kubelet = KubeletController(
-            state,
-            self._plugin,
-            fixed.kubelet,
-            self._succession,
-            offered_twice=any(dra_faults(fixed.dra, fixed.kubelet)),
-            claims=fixed.dra.enabled,
-        )
+        self._kubelet = self._make_kubelet()
         self._dra = DraController(folder.path, state, self._plugin, fixed)
         self._ledger_file = LedgerFile(folder.path / LEDGER, state)
         self._rechecks = Rechecks(state, self._node.cache.poke, self._plugin.lapse)
@@ -142,6 +135,12 @@ class Daemon:
             cgroups=ContainerCgroups(mounts_of("self")),
         )
         return Plugin(self._state, needs, key)
+
+    def _make_kubelet(self) -> KubeletController:
+        dra, kubelet = self._fixed.dra, self._fixed.kubelet
+        twice = any(dra_faults(dra, kubelet))
+        parts = (self._state, self._plugin, kubelet, self._succession)
+        return KubeletController(*parts, offered_twice=twice, claims=dra.enabled)
 
     def _identity(self) -> Identity:
         return Identity(self._policy.registered.name, self._policy.registered.index)

@@ -88,7 +88,7 @@ class ResourceStatus(Struct, frozen=True):
 NVIDIA_DRIVER: Final = "gpu.nvidia.com"  # NVIDIA's DRA driver of GPUs (kubernetes-sigs/dra-driver-nvidia-gpu)
 
 
-class PreparedDevice(Struct, frozen=True):
+class DynamicDevice(Struct, frozen=True):
     """A device that NVIDIA's DRA driver prepared for a container, by the names in its slices, which are untrusted."""
 
     pool: str  # the node's name
@@ -104,7 +104,7 @@ class ContainerDevices(Struct, frozen=True):
     name: str
     devices: tuple[AllocatedDevice, ...] = ()
     claims: frozenset[ClaimUid] = frozenset()
-    prepared: tuple[PreparedDevice, ...] = ()
+    prepared: tuple[DynamicDevice, ...] = ()
 
     def of(self, resource: str) -> frozenset[str]:
         """Return the ids of one resource's devices."""

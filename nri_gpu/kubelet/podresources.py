@@ -20,8 +20,8 @@ from nri_gpu.domain.allocation import (
     NVIDIA_DRIVER,
     AllocatedDevice,
     ContainerDevices,
+    DynamicDevice,
     PodDevices,
-    PreparedDevice,
     claim_of_device,
 )
 from nri_gpu.domain.errors import NriGpuError
@@ -143,7 +143,7 @@ def _container(container: pb.ContainerResources) -> ContainerDevices:
     resources = [each for resource in container.dynamic_resources for each in resource.claim_resources]
     claims = {claim_of_device(device.name) for each in resources for device in each.cdi_devices}
     prepared = {
-        PreparedDevice(each.pool_name, each.device_name): None  # of several shares, once
+        DynamicDevice(each.pool_name, each.device_name): None  # of several shares, once
         for each in resources
         # Our own driver may have that name.
         if each.driver_name == NVIDIA_DRIVER and not any(claim_of_device(device.name) for device in each.cdi_devices)

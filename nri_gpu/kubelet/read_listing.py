@@ -36,9 +36,9 @@ from nri_gpu.domain.allocation import (
     AllocatedDevice,
     AllocationInvalid,
     AllocationPending,
+    DynamicDevice,
     KubeletAllocation,
     PodDevices,
-    PreparedDevice,
     gpu_groups,
 )
 from nri_gpu.domain.container import Container, Pod, PodId
@@ -394,7 +394,7 @@ class ExternalAllocations:
                         pod_id=pod.id if pod else PodId(""),
                     )
 
-    def _odd_pool(self, device: PreparedDevice) -> bool:
+    def _odd_pool(self, device: DynamicDevice) -> bool:
         return bool(self.node) and device.pool != self.node
 
     def _warn_of_odd(self, listed: tuple[PodDevices, ...]) -> None:

@@ -10,7 +10,7 @@ from typing import Self
 from msgspec.structs import replace
 
 from nri_gpu._pb import nri_pb2 as pb
-from nri_gpu.domain.allocation import AllocatedDevice, ContainerDevices, PodDevices, PreparedDevice, ResourceStatus
+from nri_gpu.domain.allocation import AllocatedDevice, ContainerDevices, DynamicDevice, PodDevices, ResourceStatus
 from nri_gpu.domain.container import Container, ContainerId, Pod
 from nri_gpu.domain.gpu import Gpu, GpuUuid
 from nri_gpu.domain.node import Node
@@ -240,7 +240,7 @@ class ExternalNode(PluginNode):
 
     def prepares(self, of: Container, *devices: str, pool: str = "node1") -> None:
         """What the kubelet lists from now on of NVIDIA's DRA driver; it was told to nobody yet."""
-        prepared = tuple(PreparedDevice(pool, each) for each in devices)
+        prepared = tuple(DynamicDevice(pool, each) for each in devices)
         key = (of.pod.namespace, of.pod.name)
         self.listed[key] = PodDevices(*key, (ContainerDevices(of.name, prepared=prepared),))
 

@@ -14,7 +14,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from nri_gpu._pb import nri_pb2 as pb
-from nri_gpu.domain.allocation import AllocatedDevice, ContainerDevices, PodDevices, PreparedDevice
+from nri_gpu.domain.allocation import AllocatedDevice, ContainerDevices, DynamicDevice, PodDevices
 from nri_gpu.domain.container import PodUid
 from nri_gpu.domain.health import Health, HealthState
 from nri_gpu.domain.resource_claim import AllocatedClaim, AllocatedResult, ClaimUid, PreparedClaim
@@ -237,7 +237,7 @@ async def test_what_nvidias_driver_prepared_on_this_node_keeps_our_claims_away(t
     async with serving(tmp_path) as at:
         await at.client.ask(AskView(0, DriverReport(node="node-1")))
         for pool, there in {"node-2": [], "node-1": [make.uuid(1)]}.items():
-            prepared = (ContainerDevices("main", prepared=(PreparedDevice(pool, "gpu-6"),)),)
+            prepared = (ContainerDevices("main", prepared=(DynamicDevice(pool, "gpu-6"),)),)
             at.node.plugin.kubelet_told(of, PodDevices("ml", "theirs", prepared))
             assert [*at.node.taken()] == there
         (tainted,) = [each for each in (await at.view()).devices if each.taints]

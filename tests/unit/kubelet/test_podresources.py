@@ -17,8 +17,8 @@ from nri_gpu.domain.allocation import (
     NVIDIA_DRIVER,
     AllocatedDevice,
     ContainerDevices,
+    DynamicDevice,
     PodDevices,
-    PreparedDevice,
 )
 from nri_gpu.domain.container import Container, PodId, PodUid
 from nri_gpu.kubelet.podresources import Inquiry, PodResources, PodResourcesError, QuestionPace
@@ -75,7 +75,7 @@ async def test_devices_that_nvidias_driver_prepared_are_known_by_pool_and_name(f
         server.prepared["default", "train"] = {"side": twice}
         main, side = (await client.get("default", "train")).containers
         assert not main.prepared
-        assert side.prepared == (PreparedDevice("node1", "gpu-3"), PreparedDevice("", "x" * 70_000))
+        assert side.prepared == (DynamicDevice("node1", "gpu-3"), DynamicDevice("", "x" * 70_000))
         assert side.claims == frozenset()
 
 
