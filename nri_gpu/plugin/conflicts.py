@@ -1,4 +1,4 @@
-"""What is said of containers with GPUs of other components on which another pod counts alone."""
+"""The log of containers that have GPUs of other components beside a pod that counts alone."""
 
 from __future__ import annotations
 
