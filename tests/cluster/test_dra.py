@@ -223,9 +223,10 @@ def test_a_bad_gpu_keeps_claims_away_and_evicts_where_policy_stops(cluster: Clus
         dra.wait_devices(f"tainted {effect}", lambda _: dra.taints(f"gpu-{minor}").get(UNHEALTHY) == effect)
 
     wait_tainted("NoSchedule")
-    cluster.apply(*claiming("rest", devices(count=3)), *claiming("none"))
+    cluster.apply(*claiming("rest", devices(count=3)))
     cluster.wait_phase("rest")
     assert cluster.minors("rest") == frozenset(range(4)) - {minor}
+    cluster.apply(*claiming("none"))
     cluster.wait_said("none", WAITS)
     cluster.wait_phase("first")
     wait_for("the kubelet to say so, with the reason", lambda: ("Unhealthy", True) in health(cluster, "first"))

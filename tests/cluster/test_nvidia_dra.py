@@ -58,9 +58,10 @@ def test_a_gpu_that_nvidias_driver_prepared_is_nobodys_here(
     held = [(each["pod"], each["container"], each["prepared"]) for each in status["external"]]
     assert held == [("default/theirs", "main", device)]
 
-    cluster.apply(*claiming("rest", devices(count=3)), *claiming("none"))
+    cluster.apply(*claiming("rest", devices(count=3)))
     cluster.wait_phase("rest")
     assert cluster.minors("rest") == frozenset(range(4)) - {minor}
+    cluster.apply(*claiming("none"))
     cluster.wait_said("none", WAITS)
 
     (cluster.folder / "gate" / "open").touch()
