@@ -107,12 +107,18 @@ def test_the_configuration_of_another_driver_is_not_looked_at() -> None:
 
 @pytest.mark.parametrize("driver", ["gpu.nvidia.com", DRIVER])
 def test_a_configuration_of_ten_kibibytes_that_nests_thousands_deep_is_a_sentence(driver: str) -> None:
-    """As much as the API server takes, of whichever driver on the claim."""
+    """As much as the API server takes. Python 3.13 reads as deep: then ours is none, and others are passed over."""
     deep = document(resource_claim(config=[opaque("deep", driver=driver)]))
     for nested in (b"[" * 5000 + b"]" * 5000, b'{"a":' * 1700 + b"1" + b"}" * 1700):
-        error = fault(deep.replace(b'"deep"', nested))
-        assert "make the opaque configurations of its drivers flatter" in str(error)
-        assert not error.over
+        try:
+            read = parse_resource_claim(deep.replace(b'"deep"', nested), ASKED, DRIVER, NODE)
+        except ResourceClaimError as error:
+            said = ("make the opaque configurations of its drivers flatter", "apiVersion: it is missing")
+            assert any(each in str(error) for each in said), error
+            assert not error.over
+        else:
+            assert driver != DRIVER
+            assert [each.text for each in read.results] == [""]
 
 
 def test_all_faulty_configurations_are_named_by_source_and_field() -> None:
