@@ -12,7 +12,6 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-import msgspec
 import pytest
 
 from nri_gpu._pb import deviceplugin_pb2 as pb
@@ -35,7 +34,7 @@ class Theirs(Rival):
 
     def __init__(self, cluster: Cluster, strategy: str) -> None:
         super().__init__(cluster.root / "lib-kubelet" / "device-plugins", GPU, UUIDS)
-        self._recorded = msgspec.to_builtins(ANSWERS[strategy].answer)
+        self._recorded = ANSWERS[strategy].answer
         self._nodes = cluster.folder / "dev"
         self._nodes.mkdir(exist_ok=True)
         for name, minor in {"nvidiactl": 255, **{f"nvidia{minor}": minor for minor in range(GPUS)}}.items():
@@ -52,11 +51,11 @@ class Theirs(Rival):
     def _answer(self, ids: Sequence[str]) -> whole.ContainerAllocateResponse:
         """What was recorded for GPU 1, for one GPU."""
         (uuid,) = ids
-        answer = whole.ContainerAllocateResponse(envs={name: uuid for name in self._recorded["envs"]})
-        for device in self._recorded["devices"]:
-            name = Path(device["container_path"]).name.replace("nvidia1", f"nvidia{UUIDS.index(uuid)}")
+        answer = whole.ContainerAllocateResponse(envs=dict.fromkeys(self._recorded.envs, uuid))
+        for device in self._recorded.devices:
+            name = Path(device.container_path).name.replace("nvidia1", f"nvidia{UUIDS.index(uuid)}")
             places = {"container_path": f"/dev/{name}", "host_path": str(self._nodes / name)}
-            answer.devices.add(permissions=device["permissions"], **places)
+            answer.devices.add(permissions=device.permissions, **places)
         return answer
 
 

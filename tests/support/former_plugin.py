@@ -7,53 +7,29 @@ version, and how). A kubelet keeps an answer for the life of its pod, and makes 
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
-import msgspec
+from google.protobuf.json_format import ParseDict
 from msgspec import Struct
 from msgspec.structs import replace
 
 from nri_gpu.domain.container import Container
 from tests.support import builders
+from tests.support._pb.deviceplugin_tests_pb2 import ContainerAllocateResponse
 from tests.support.pods import ContainerSpec
 
 RECORDED: Final = Path(__file__).parents[1] / "fixtures/nvidia-device-plugin.json"
 
 
-class Mount(Struct, frozen=True):
-    container_path: str
-    host_path: str
-
-
-class DeviceSpec(Struct, frozen=True):
-    container_path: str
-    host_path: str
-    permissions: str
-
-
-class CdiDevice(Struct, frozen=True):
-    name: str
-
-
-class AllocateAnswer(Struct, frozen=True):
-    """A ContainerAllocateResponse."""
-
-    envs: Mapping[str, str] = {}
-    mounts: tuple[Mount, ...] = ()
-    devices: tuple[DeviceSpec, ...] = ()
-    annotations: Mapping[str, str] = {}
-    cdi_devices: tuple[CdiDevice, ...] = ()
-
-
 class Recorded(Struct, frozen=True):
     """What was recorded. ids: the devices that the kubelet asked for, as PodResources lists them ever after."""
 
-    arguments: tuple[str, ...]
+    arguments: Sequence[str]
     resource: str
-    ids: tuple[str, ...]
-    answer: AllocateAnswer
+    ids: Sequence[str]
+    answer: ContainerAllocateResponse
     config: Mapping[str, Any] = {}
 
     def container(self, pod: str = "train", **fields: object) -> Container:
@@ -68,12 +44,16 @@ class Recorded(Struct, frozen=True):
     def spec(self, **fields: Any) -> ContainerSpec:  # noqa: ANN401 - any field of it
         """The container as the kubelet asks the runtime for it."""
         made = ContainerSpec(
-            env=self.answer.envs,
-            annotations=self.answer.annotations,
+            env=dict(self.answer.envs),
+            annotations=dict(self.answer.annotations),
             mounts={each.container_path: each.host_path for each in self.answer.mounts},
             cdi_devices=tuple(each.name for each in self.answer.cdi_devices),
         )
         return replace(made, **fields)
 
 
-ANSWERS: Final = msgspec.convert(json.loads(RECORDED.read_text())["answers"], dict[str, Recorded])
+def _recorded(answer: dict[str, Any], **fields: Any) -> Recorded:  # noqa: ANN401 - of a JSON document
+    return Recorded(answer=ParseDict(answer, ContainerAllocateResponse()), **fields)
+
+
+ANSWERS: Final = {name: _recorded(**each) for name, each in json.loads(RECORDED.read_text())["answers"].items()}
