@@ -142,7 +142,7 @@ VERBS: Final = (
     Verb(
         "dra",
         "nri_gpu.cli.dra_command",
-        "be this node's driver for ResourceClaims, together with `run --dra` (docs/dra.md)",
+        "run the node's DRA driver for ResourceClaims, together with `run --dra` (docs/dra.md)",
         "Publishes what the daemon offers as ResourceSlices, and prepares ResourceClaims for the kubelet. Only this\n"
         "process talks to the API server: in a pod by its service account, elsewhere by --kubeconfig. It makes no\n"
         "decisions and stores no state. It waits until the daemon answers, and until any other `nri-gpu dra` on this\n"
@@ -191,7 +191,7 @@ VERBS: Final = (
     Verb(
         "repaired",
         "nri_gpu.cli.repaired_command",
-        "tell the daemon that a GPU was reset, if the driver does not report it",
+        "confirm a GPU reset that the driver cannot report",
         "After an XID whose action is a reset, a GPU is withheld until a reset is proven: by the driver's recovery\n"
         "action (570 and newer), by a driver that was loaded anew, by a memory remapping that is done, by a boot, or\n"
         "by this word, which only root may give and the audit log records. Exits 1 when no reset was due.",

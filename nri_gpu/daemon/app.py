@@ -340,7 +340,7 @@ class Daemon:
         )
 
     def _repaired(self, word: str) -> RepairedAnswer:
-        """Take root's word that a GPU was reset."""
+        """Record root's confirmation that a GPU was reset."""
         uuid, due = self._node.health.repaired(word)
         if due:
             logger.bind(gpu_uuid=uuid, reason=due).warning("root reported a GPU as reset")

@@ -31,7 +31,7 @@ def dra_service(path: Path, answer: Callable[[Question], Awaitable[Answer]], lim
         except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
             sentence = "nri-gpu's daemon cannot read this question, daemon and driver are of two versions"
             return [_line(ClaimFault(f"{sentence}: {error}"))]
-        # What is being prepared is brought to its end.
+        # A started preparation always finishes.
         answering = peer.while_there(answer(question)) if isinstance(question, AskView) else answer(question)
         return [_line(await answering)]
 

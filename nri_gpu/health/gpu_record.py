@@ -38,14 +38,14 @@ class MigPlace(Struct, frozen=True):
 
 
 class Witness(StrEnum):
-    """The source for the claim that an event means trouble."""
+    """Why an event counts as trouble."""
 
     CATALOGUE = "catalogue"  # taken back by a recovery action of the driver
     DOUBLE_BIT = "double-bit"  # taken back by a contained ECC error
 
 
 class Word(Struct, frozen=True):
-    """A claim of trouble by an event alone. at_s: of the last such event, on the clock."""
+    """A verdict from an event that later evidence may revoke. at_s: of the last such event, on the clock."""
 
     signal: Signal
     why: str
