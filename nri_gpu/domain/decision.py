@@ -88,7 +88,7 @@ class Code(StrEnum):
     VOLUME_IN_THE_WAY = "volume-in-the-way"  # the pod mounts a volume where a GPU's node goes
     RESTORED = "restored"  # its pod asks, and the runtime restores it from a checkpoint, of whose start it tells nobody
     NOT_GRANTED = "not-granted"  # it asks, but was created without us: it must not start
-    REQUEST_TOO_LARGE = "request-too-large"  # larger than plugin.request_bytes, or with too many entries
+    REQUEST_TOO_LARGE = "request-too-large"  # itself or its answer, or with too many entries
     LIST_TOO_LARGE = "list-too-large"  # with it, the runtime could not list this node's containers to us any more
     UNGRANTED_NODES = "ungranted-nodes"  # a plugin added GPU nodes that no grant of ours names
     INCOMPLETE_GRANT = "incomplete-grant"  # a plugin removed GPU nodes or driver files that its grant gave

@@ -79,6 +79,7 @@ from nri_gpu.plugin.synchronize import ListedContainers
 from nri_gpu.plugin.unstarted import UnstartedContainers
 from nri_gpu.policy.model import Policy, Stale, Unknown
 from nri_gpu.system.state import Changed, NodeState
+from nri_gpu.ttrpc.frames import RESPONSE_MAX
 
 # The events we subscribe to: each is a round trip for every container of the node, so no more than these.
 EVENTS: Final = (
@@ -213,6 +214,9 @@ class Plugin:
         ledger = apply(self.ledger, Ticked(now), rules)
         decision = decide(container, node, cleared_for(ledger, container, now), self.policy)
         reply, signed = self._reply(container, decision)
+        if isinstance(reply, bytes) and len(reply) > RESPONSE_MAX:
+            decision = Refuse(_too_large(len(reply)))
+            reply, signed = self._reply(container, decision)
         after = ledger
         if not isinstance(decision, Refuse):  # a refused container may come again for what is reserved for it
             grant = decision.grant if isinstance(decision, Inject) else None
@@ -505,3 +509,12 @@ class Plugin:
         CRI-O before 1.33.10, 1.34.5 and 1.35.0 tells only of the ends that CRI asked for (server/container_stop.go).
         """
         return not self.runtime or self.runtime in HEED_STARTS
+
+
+def _too_large(size_bytes: int) -> Reason:
+    """Return why a container cannot be answered, whose answer would have so many bytes."""
+    return Reason(
+        Code.REQUEST_TOO_LARGE,
+        f"the answer to the runtime would have {size_bytes} bytes, and a message holds {RESPONSE_MAX}",
+        cure="shorten the container's LD_LIBRARY_PATH, which the answer repeats, or ask for fewer GPUs and extras",
+    )

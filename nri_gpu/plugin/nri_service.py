@@ -259,7 +259,7 @@ class PluginService:
         return EMPTY
 
     def unsent(self, request: RequestReceived) -> None:
-        """Tell the plugin of a CreateContainer of whose answer no byte was sent: the connection had ended."""
+        """Tell the plugin of a CreateContainer whose answer was not sent: too large, or the connection had ended."""
         if request.method == CREATE:
             self._plugin.unanswered(request.payload)
 

@@ -66,7 +66,7 @@ class RuntimeCallError(NriGpuError):
 class Transport(asyncio.Protocol):
     """An NRI connection. `closed` ends with the reason: None for the peer's orderly end.
 
-    unsent: called with a request of whose answer no byte was sent.
+    unsent: called with a request of whose answer no byte was sent, or that an error was sent for instead.
     """
 
     def __init__(self, answer: Answer, unsent: Callable[[RequestReceived], None], limits: ConnectionLimits) -> None:
@@ -107,7 +107,7 @@ class Transport(asyncio.Protocol):
                         if event.method in self._leaves_by and response == ResponseSent(event.stream_id):
                             self._io.close()
                             return
-                        if not self._write(self._reply(conn_id, response)):
+                        if not self._write(self._reply(conn_id, event, response)):
                             self._unsent(event)
                     case ResponseReceived():
                         self._resolve(event)
@@ -193,12 +193,13 @@ class Transport(asyncio.Protocol):
             self.closed.set_result(error)
         self._io.abort()
 
-    def _reply(self, conn_id: ConnId, response: ResponseSent) -> bytes:
+    def _reply(self, conn_id: ConnId, request: RequestReceived, response: ResponseSent) -> bytes:
         try:
             return self._mux.send(conn_id, response)
         except SendOversizeError as error:
             # An error refuses this container; the end of the connection would start it without its GPUs.
             logger.bind(stream_id=response.stream_id, fault=str(error)).error("answer too large")
+            self._unsent(request)
             return self._mux.send(conn_id, ResponseSent(response.stream_id, status=INTERNAL))
 
     def _write(self, data: bytes) -> bool:

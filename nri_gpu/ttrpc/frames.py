@@ -186,6 +186,7 @@ HEADER_BYTES: Final = HEADER.size
 
 # What every ttrpc reader accepts, itself included; senders up to 1.2.5 did not check it. containerd/ttrpc channel.go.
 SEND_MAX: Final = 4 * 1024 * 1024  # bytes of data
+RESPONSE_MAX: Final = SEND_MAX - 5  # bytes of a response's payload, behind its field's tag and length
 
 # More than the protocol asks: NRI up to 0.6 sends a node's whole Synchronize as one message, which its mux takes up to
 # 16 MiB behind a first frame of 4 KiB. The rest of a larger one never comes (containerd/nri v0.6.1: mux.go).

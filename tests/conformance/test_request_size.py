@@ -10,11 +10,12 @@ from typing import Final
 import pytest
 from msgspec.structs import replace
 
+from nri_gpu.ttrpc import SEND_MAX
 from tests.conformance.conftest import launch_on
 from tests.support import packages
 from tests.support.containerd import Containerd
 from tests.support.cri import ContainerId, CriError, Pod
-from tests.support.daemon import NriGpu
+from tests.support.daemon import UUIDS, Launch, NriGpu, staged
 from tests.support.guard import NriGuard
 from tests.support.pods import ContainerSpec, PodSpec
 
@@ -183,3 +184,13 @@ def test_once_the_named_pods_are_gone_nri_gpu_connects(fresh_node: Containerd, t
         daemon.wait_logged("driver files staged")
         container = fresh_node.cri.run_asking("device=0", "victim")
         assert "nvidia0" in fresh_node.cri.execute(container, "ls", "/dev").stdout
+
+
+@pytest.mark.containerd(packages.Version.V1_7)  # newer ones cannot send a request of that size
+def test_who_is_refused_for_the_size_of_its_answer_holds_nothing(node: Containerd, launch: Launch) -> None:
+    with staged(launch.with_policy("[plugin]\nrequest_bytes = 0\n")) as daemon:
+        long = ContainerSpec(env={"LD_LIBRARY_PATH": "/".ljust(SEND_MAX, "x")})
+        with pytest.raises(CriError, match=re.escape("[request-too-large]: the answer to the runtime")):
+            node.cri.create(node.cri.asking("4", "long"), long)
+        node.cri.run_asking("4", "victim")
+        daemon.wait_held({"victim/main": UUIDS})

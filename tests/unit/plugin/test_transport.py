@@ -12,14 +12,15 @@ import pytest
 
 from nri_gpu._pb import nri_pb2 as pb
 from nri_gpu.nri import codes
+from nri_gpu.nri.subscription import Event
 from nri_gpu.plugin.transport import ConnectionLimits
-from nri_gpu.ttrpc import SEND_MAX, Status, StatusCode
+from nri_gpu.ttrpc import RESPONSE_MAX, SEND_MAX, Status, StatusCode
 from nri_gpu.ttrpc.frames import DISCARD_MAX, RECEIVE_MAX
 from tests.support import nri_messages as nri
 from tests.support.errors import HarnessError
 from tests.support.log import Log
 from tests.support.nri_messages import NRI_0_6, NRI_0_12
-from tests.support.plugin import ServedPlugin
+from tests.support.plugin import Bench, ServedPlugin
 from tests.support.scripted_runtime import ScriptedRuntime, until
 from tests.unit.plugin.raw import cut_off, frame, mux
 
@@ -141,14 +142,51 @@ async def test_unread_answers_have_a_limit(folder: Path, log: Log, limits: Conne
         await comes_back(served, log, words)
 
 
-async def test_a_reply_over_what_the_runtime_takes_is_a_refusal(folder: Path, log: Log) -> None:
+def long_path(size_bytes: int) -> pb.Container:
+    """A container whose LD_LIBRARY_PATH, which the answer repeats, has so many bytes."""
+    return pb.Container(id="c", name="main", env=["LD_LIBRARY_PATH=" + "/".ljust(size_bytes, "x")])
+
+
+async def test_a_reply_over_what_the_runtime_takes_is_a_refusal_that_grants_nothing(folder: Path, log: Log) -> None:
     """An end of the connection would start the container without what it asked for."""
-    made = pb.Container(id="c", name="main", env=["LD_LIBRARY_PATH=/" + "x" * (SEND_MAX - 500)])
+    pod = nri.asking("4")
+    reply = Bench().plugin.create_container(nri.create(pod, long_path(3 << 20)))
+    assert isinstance(reply, bytes)
+    longest = RESPONSE_MAX - len(reply) + (3 << 20)
     async with ServedPlugin(folder, request_bytes=0) as served:
         runtime = await served.connected(NRI_0_6)  # which could still list it
-        assert await runtime.create(nri.asking("1"), made) == codes.INTERNAL
+        refused = await runtime.create(pod, long_path(longest + 1))
+        assert isinstance(refused, Status)
+        assert f"[request-too-large]: the answer to the runtime would have {RESPONSE_MAX + 1} bytes" in refused.message
+        assert served.phases() == {}
+        assert served.plugin.ledger.live == {}
+        assert not isinstance(await runtime.create(nri.asking("4", "other"), nri.container(pod)), Status)
+        await runtime.event(Event.REMOVE_CONTAINER, pod, nri.container(pod))
+        assert not isinstance(await runtime.create(pod, long_path(longest)), Status)
+    assert [line.fields["code"] for line in log.said("container refused")] == ["request-too-large"]
+    assert log.warnings() == []
+
+
+async def test_an_answer_that_cannot_be_sent_is_no_grant(
+    folder: Path, log: Log, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whatever made it too large: what is refused at last holds nothing."""
+    pod = nri.asking("4")
+    async with ServedPlugin(folder) as served:
+        create = served.plugin.create_container
+
+        def padded(payload: bytes) -> object:
+            reply = create(payload)
+            assert isinstance(reply, bytes)
+            too_much = pb.ContainerUpdate(container_id="x" * SEND_MAX)
+            return reply + pb.CreateContainerResponse(update=[too_much]).SerializeToString()
+
+        monkeypatch.setattr(served.plugin, "create_container", padded)
+        runtime = await served.connected()
+        assert await runtime.create(pod, nri.container(pod)) == codes.INTERNAL
+        assert set(served.phases().values()) <= {"lapsed"}
         assert (await runtime.call("Shutdown")).status.ok
-    assert [line.text for line in log.warnings()] == ["answer too large"]
+    assert log.one("answer too large").level == "ERROR"
 
 
 async def test_an_answer_to_a_runtime_that_is_gone(folder: Path, log: Log) -> None:

@@ -25,7 +25,7 @@ from nri_gpu.policy.model import Policy
 from nri_gpu.records.journal import Journal, revoked_in
 from nri_gpu.records.recorder import StateRecorder
 from nri_gpu.system.state import NodeState
-from nri_gpu.ttrpc.frames import Status
+from nri_gpu.ttrpc.frames import SEND_MAX, Status
 from tests.support import builders as make
 from tests.support.log import Log
 from tests.support.plugin import KEY, Clock, node
@@ -307,6 +307,17 @@ def make_again(lives: Lives, made: Container) -> None:
 
 def lose_the_answer(lives: Lives, made: Container) -> None:
     lives.now.plugin.unanswered(make.create_payload(GPU_0))
+
+
+def test_who_is_refused_for_its_answer_takes_nothing_from_who_gave_way(lives: Lives) -> None:
+    made = lives.now.granted(GPU_0)
+    lapse(lives, made)
+    too_large = make.container("device=0", of="other", env={"LD_LIBRARY_PATH": "/".ljust(SEND_MAX, "x")})
+    written = (lives.folder / "journal").read_bytes()
+    assert not lives.now.create(too_large)
+    assert (lives.folder / "journal").read_bytes() == written
+    assert lives.now.event(Event.START_CONTAINER, made) == ""
+    assert lives.now.phases() == RUNNING
 
 
 @pytest.mark.parametrize("hold_no_more", [lapse, stop, make_again, lose_the_answer])

@@ -10,6 +10,7 @@ import pytest
 from nri_gpu.ttrpc import (
     NEED_DATA,
     OK,
+    RESPONSE_MAX,
     SEND_MAX,
     LocalProtocolError,
     OversizeError,
@@ -124,6 +125,7 @@ def test_nothing_over_four_mib_is_encoded() -> None:
     with pytest.raises(SendOversizeError, match="4194305 bytes is over the limit of 4194304") as caught:
         encode_frame(ONE, FrameType.REQUEST, bytes(SEND_MAX + 1))
     assert (caught.value.length, caught.value.limit) == (SEND_MAX + 1, SEND_MAX)
+    assert len(encode_response(OK, bytes(RESPONSE_MAX))) == SEND_MAX
 
 
 @pytest.mark.parametrize(
