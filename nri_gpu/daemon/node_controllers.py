@@ -116,7 +116,7 @@ class NodeControllers:
 
     def restore(self) -> None:
         """Go by the last daemon's snapshot until the driver answers. A simulated node has none."""
-        self._restored = not self._simulated and self._snapshots.restore(self.cache)
+        self._restored = not self._simulated and self._snapshots.restore(self.cache, self.health.recalled)
         if self._restored:
             self._labels.again.set()
 

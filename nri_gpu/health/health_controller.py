@@ -121,6 +121,15 @@ class HealthController:
         self.changed.set()  # bus ids may have changed
         return self._applied(inventory)
 
+    def recalled(self, inventory: Inventory) -> Inventory:
+        """Take an earlier process's inventory. Return it with the GPUs' health, the worse of what it and the file know.
+
+        The file is newer: it is written with each change. Until it is known who holds what, nobody is offered a GPU
+        that waits for its reset.
+        """
+        self._take(self._health.with_recalled(inventory, self._moment()), ())
+        return self._health.applied_to(inventory, self._settings, NO_UNITS)
+
     def take_event(self, event: GpuEvent) -> None:
         """Take an event. It counts for the next container at once, without a refresh."""
         now, before = self._moment(), self._health.records.get(GpuUuid(event.uuid))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Final
 
 from loguru import logger
 from msgspec import Struct, field, json
@@ -13,6 +14,8 @@ from nri_gpu.health.applications import Failed, Failures
 from nri_gpu.health.gpu_record import GpuRecord
 from nri_gpu.health.node_health import NodeHealth
 from nri_gpu.system.storage import write_whole
+
+BYTES_MAX: Final = 16 << 20
 
 
 class _HealthFile(Struct, frozen=True, omit_defaults=True):
@@ -24,7 +27,8 @@ def load_health(file: Path) -> tuple[NodeHealth, Failures]:
     """Return what was saved, or nothing if it cannot be read, since refreshes and events show it again."""
     found = _HealthFile()
     try:
-        found = json.decode(file.read_bytes(), type=_HealthFile)
+        with file.open("rb") as stream:
+            found = json.decode(stream.read(BYTES_MAX), type=_HealthFile)
     except FileNotFoundError:
         pass
     except (OSError, ValueError, RecursionError) as error:

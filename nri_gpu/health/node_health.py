@@ -105,6 +105,21 @@ class NodeHealth(Struct, frozen=True):
         }
         return self._told(NodeHealth({**health.records, **moved}))
 
+    def with_recalled(self, inventory: Inventory, now: Moment) -> NodeHealth:
+        """Return the health with the bad GPUs of an earlier process's inventory, if they are known as well here.
+
+        Whatever became of the health file, they are granted again once they were quiet for the hold-down.
+        """
+        records = dict(self.records)
+        for gpu in inventory.gpus:
+            units: tuple[Gpu | MigDevice, ...] = (gpu, *gpu.mig)
+            for unit in units:
+                record = self.records.get(unit.uuid, GpuRecord())
+                if record.health.grantable and not unit.health.grantable:
+                    known = _described(record, gpu) if unit is gpu else record
+                    records[unit.uuid] = replace(known, health=unit.health, trouble_s=now.clock_s)
+        return NodeHealth(records)
+
     def after_repair(self, uuid: GpuUuid) -> NodeHealth:
         """Return the health after somebody said that a GPU was reset.
 

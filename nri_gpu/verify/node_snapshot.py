@@ -153,16 +153,20 @@ class SnapshotController:
         self._written: object = None
         self._faults = LogOnce()
 
-    def restore(self, cache: InventoryCache) -> bool:
-        """Use the last snapshot until the driver answers. Return whether there is one that holds."""
+    def restore(self, cache: InventoryCache, with_health: Callable[[Inventory], Inventory]) -> bool:
+        """Use the last snapshot until the driver answers. Return whether there is one that holds.
+
+        with_health: adds what is known of the GPUs' health since it was written.
+        """
         last = self.recall()
         if last is None:
             return False
-        cache.recall(last.inventory)
+        inventory = with_health(last.inventory)
+        cache.recall(inventory)
         self._node_state.put_module(last.evidence.module_version)
         self._node_state.put_driver(last.driver)
-        self._node_state.put_inventory(last.inventory)
-        bound = logger.bind(gpus=len(last.inventory.gpus), driver_version=last.driver.version)
+        self._node_state.put_inventory(inventory)
+        bound = logger.bind(gpus=len(inventory.gpus), driver_version=last.driver.version)
         bound.bind(inventory_age_s=cache.age_s()).info("serving the last snapshot until the driver answers")
         return True
 

@@ -8,9 +8,10 @@ from msgspec import json
 from msgspec.structs import replace
 
 from nri_gpu.decision.refusals import why_not
+from nri_gpu.domain.gpu import Gpu, MigDevice
 from nri_gpu.domain.health import RESETS, EventType, GpuEvent, HealthState, RecoveryAction, Sign
 from nri_gpu.domain.node import GpuFault, Inventory
-from nri_gpu.health.gpu_record import Witness
+from nri_gpu.health.gpu_record import GpuRecord, Witness
 from nri_gpu.health.node_health import NodeHealth
 from nri_gpu.health.xids import APPLICATIONS, XIDS, ActionClass, class_of
 from nri_gpu.policy.health_settings import HealthSettings, ResetBy
@@ -66,6 +67,42 @@ def test_laws(happenings: list[tuple[int, tuple[str, object]]]) -> None:
         now += RULES.hold_down_s
         node, _ = node.after_inventory(look((), ()), RULES, at(now))
     assert node.records[UUIDS[0]].health.state is HealthState.HEALTHY
+
+
+EVENTS = st.lists(st.tuples(st.sampled_from([31, 79, 94]), st.sampled_from([None, *range(2)])), max_size=4)
+
+
+@given(EVENTS, EVENTS, st.booleans())
+def test_an_earlier_inventory_is_in_force_with_the_worse_of_what_is_known(
+    before: list[tuple[int, int | None]], since: list[tuple[int, int | None]], file_is_lost: bool
+) -> None:
+    """Of whole GPUs and MIG devices: the inventory is written after the events before, and the file after all."""
+    inventory = with_parts(look((), ()), 0, 0, 1)
+    health = NodeHealth().after_inventory(inventory, RULES, at(0))[0]
+
+    def after(events: list[tuple[int, int | None]]) -> NodeHealth:
+        node = health
+        for number, place in events:
+            part = (None, None) if place is None else (place + 1, 0)
+            node = node.after_event(GpuEvent(UUIDS[0], EventType.XID, number, *part), RULES, at(1))[0]
+        return node
+
+    health = after(before)
+    recalled = health.applied_to(inventory, RULES)
+    known = NodeHealth() if file_is_lost else after(since)
+    shown = known.with_recalled(recalled, at(2)).applied_to(recalled, RULES)
+    answered = known.with_recalled(recalled, at(2)).after_inventory(inventory, RULES, at(3))[0]
+    for earlier, now, then in zip(*map(units, (recalled, shown, answered.applied_to(inventory, RULES))), strict=True):
+        saved = known.records.get(now.uuid, GpuRecord()).health
+        assert now.health.grantable == then.health.grantable == (earlier.health.grantable and saved.grantable)
+        assert now.health.grantable or now.unavailable
+
+
+def units(inventory: Inventory) -> list[Gpu | MigDevice]:
+    found: list[Gpu | MigDevice] = []
+    for gpu in inventory.gpus:
+        found += (gpu, *gpu.mig)
+    return found
 
 
 # What no program can help causing, or can cause as often as it likes.

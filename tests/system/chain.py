@@ -183,8 +183,8 @@ class Chain:
     # --- what the daemon does ---
 
     @asynccontextmanager
-    async def connected(self) -> AsyncIterator[None]:
-        """With the daemon running and serving."""
+    async def connected(self, *, killed: bool = False) -> AsyncIterator[None]:
+        """With the daemon running and serving. killed: by whoever uses it."""
         async with self._listener:
             self.daemon.start()
             try:
@@ -192,7 +192,7 @@ class Chain:
                 await self._runtime.handshake()
                 yield
             finally:
-                code = await asyncio.to_thread(self.daemon.terminate)
+                code = 0 if killed else await asyncio.to_thread(self.daemon.terminate)
                 self.daemon.__exit__()
         assert code == 0
 
@@ -272,7 +272,7 @@ class Chain:
 
 def _driver(root: Path, machine: Sequence[FakeGpu], *faults: Act, version: str = DRIVER) -> Path:
     build_fake_nvml(make_driver_root(root, version), machine, faults, driver=version)
-    for note in ("calls", "environ", "status"):
+    for note in ("calls", "environ", "events", "status"):
         (root / LIB_DIR / f"fake-nvml.{note}").touch()  # a new file would make it another driver's folder
     return root
 

@@ -12,8 +12,9 @@ from msgspec import convert
 
 from nri_gpu.cli.status_page import faults
 from nri_gpu.daemon.answers import DaemonStatus
+from nri_gpu.domain.health import EventType
 from nri_gpu.verify.node_snapshot import SNAPSHOT_FILE
-from tests.support.nvml import Act, FakeGpu, build_fake_nvml
+from tests.support.nvml import Act, FakeGpu, build_fake_nvml, happen
 from tests.support.scripted_runtime import until
 from tests.support.silent import SilentFile
 from tests.system.chain import (
@@ -27,6 +28,7 @@ from tests.system.chain import (
     TWO,
     Chain,
     command,
+    listens,
 )
 
 
@@ -208,6 +210,23 @@ async def test_a_snapshot_is_of_the_modules_that_are_loaded(chain: Chain) -> Non
     async with chain.connected():
         await chain.until("NVML's word", "device=1", "(15)")
         assert await chain.ask("device=0") == ""
+
+
+async def test_who_dies_behind_an_xid_offers_a_bad_gpu_to_nobody(folder: Path) -> None:
+    """The snapshot is written up to a second later, and what is not on disk by then is not waited for."""
+    chain = Chain(folder, TWO, events="all")
+    async with chain.connected(killed=True):
+        await chain.until("a grant", "device=1")
+        await until("a snapshot", (chain.launch.state / SNAPSHOT_FILE).exists, PATIENCE_S)
+        await listens(chain)
+        chain.play(TWO, Act(INIT, "hang"))
+        happen(chain.root, 1, EventType.XID, 79)
+        await until("the verdict", lambda: "GPU health changed" in chain.daemon.log(), PATIENCE_S)
+        chain.daemon.kill()
+    async with chain.connected():
+        assert "XID 79" in await chain.ask("device=1")
+        assert await chain.ask("device=0") == ""
+        assert not (await chain.status())["node"]["inventory_confirmed"]
 
 
 async def test_a_module_that_comes_and_goes_is_a_look_at_once(folder: Path) -> None:

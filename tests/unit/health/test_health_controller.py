@@ -19,7 +19,7 @@ from nri_gpu.domain.health import EventType, GpuEvent, Health, HealthState, Reco
 from nri_gpu.domain.node import Inventory
 from nri_gpu.health.affected import Stops, holders_of
 from nri_gpu.health.event_child import EventChild
-from nri_gpu.health.gpu_record import Moment
+from nri_gpu.health.gpu_record import CONTAINED_MAX, Moment
 from nri_gpu.health.health_controller import HealthController
 from nri_gpu.health.node_health import SOON
 from nri_gpu.health.xid_log import UNKNOWN_MAX
@@ -154,6 +154,34 @@ async def test_a_restart_forgets_nothing(tmp_path: Path, log: Log) -> None:
     (tmp_path / "health.json").write_text('{"records": 7}')
     assert Daemon(tmp_path).controller.with_health(look(())).gpus[0].health.state is HealthState.HEALTHY
     assert log.one("saved health not read")
+
+
+async def test_an_earlier_inventory_frees_nobody_whom_either_knows_as_bad(tmp_path: Path) -> None:
+    """A snapshot lags behind; the file may be lost, torn, edited, or one of before."""
+    file, before = tmp_path / "health.json", Daemon(tmp_path)
+    well, of_before = before.shows(), file.read_bytes()
+    before.controller.take_event(xid(79, gpu=1))
+    (bad,) = before.published
+    known = file.read_bytes()
+    lie = known.replace(b'"state":"bad"', b'"state":"healthy"')
+    for inventory, content in ((well, known), *((bad, each) for each in (known, b"", known[:-9], of_before, lie))):
+        file.write_bytes(content)
+        after = Daemon(tmp_path)
+        recalled = after.controller.recalled(inventory)
+        assert [each.unavailable for each in recalled.gpus] == [each.unavailable for each in bad.gpus]
+        assert recalled.gpus[1].health == bad.gpus[1].health
+        assert after.shows().gpus[1].health == bad.gpus[1].health  # nor does an answer free it at once
+
+
+async def test_nor_is_a_gpu_offered_again_that_waits_for_its_reset(tmp_path: Path) -> None:
+    before = Daemon(tmp_path)
+    well = before.shows((Sign.REMAP_PENDING,), ())
+    for _ in range(CONTAINED_MAX):
+        before.later(Policy.default().health.reprobe_s)
+        before.controller.take_event(xid(94))
+    after = Daemon(tmp_path)
+    after.node_state.synchronized = False
+    assert [each.unavailable for each in after.controller.recalled(well).gpus] == [SOON, ""]
 
 
 FALLEN, ECC = ScriptedEvent(0, 1, 79), ScriptedEvent(0.02, 0, kind=EventType.ECC_STORM)

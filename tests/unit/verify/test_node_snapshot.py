@@ -142,13 +142,17 @@ def machine(tmp_path: Path) -> Machine:
     return Machine(tmp_path)
 
 
+def as_it_is(inventory: Inventory) -> Inventory:
+    return inventory
+
+
 def test_the_next_daemon_serves_it_until_the_driver_answers(machine: Machine, log: Log) -> None:
     state = NodeState(Inventory(taken_at=0, fault="starting"))
     cache = InventoryCache(TopologySource(FOUR_GPUS), state.put_inventory, lambda _: None)
-    assert not machine.controller(state).restore(cache)
+    assert not machine.controller(state).restore(cache, as_it_is)
     machine.keep()
     assert machine.file.stat().st_mode & 0o777 == 0o600
-    assert machine.controller(state).restore(cache)
+    assert machine.controller(state).restore(cache, as_it_is)
     assert (state.node.inventory, state.node.driver) == (machine.inventory, machine.files)
     assert state.node.module_version == VERSION
     assert not cache.confirmed
@@ -164,7 +168,7 @@ def test_its_age_is_what_it_was_when_the_time_of_day_is_set(
     there = time.time() + step_s
     monkeypatch.setattr(time, "time", lambda: there)
     cache = InventoryCache(TopologySource(FOUR_GPUS), lambda _: None, lambda _: None)
-    assert machine.controller().restore(cache)
+    assert machine.controller().restore(cache, as_it_is)
     assert 0 < (cache.age_s() or 0) < 60
 
 
