@@ -1,8 +1,9 @@
 """The audit log: every decision with all that decided it, in two files of bounded size.
 
-Nothing here happens before a reply. Events are noted in memory. A moment later the notes are encoded, one in each turn
-of the event loop, so that no request waits for more than one of them; a thread writes them, because a disk may hang.
-A file begins with node, policy and ledger, so that each can be replayed alone. A bug here ends nothing but a record.
+Nothing here happens before a reply. Events are noted in memory. A moment later one thread encodes and writes all that
+were noted: a disk may hang, and the event loop has one turn for any number of them. As one thread writes all batches,
+lines stand in the order in which they were noted. A file begins with node, policy and ledger, so that each can be
+replayed alone. A bug here ends nothing but a record.
 """
 
 from __future__ import annotations
@@ -10,8 +11,10 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
 from itertools import groupby, islice
 from pathlib import Path
@@ -44,7 +47,9 @@ DELAY_S: Final = 0.25
 # Notes that are not written yet. On a disk that hangs, decisions beyond that are lost and counted, and the ledger is
 # written again in full.
 WAITING_MAX: Final = 2000
-GRANTS_AT_ONCE: Final = 20  # in one record: more would hold the event loop too long
+# Of the thread, behind each line: without it a request waits for up to 5 ms until Python runs the event loop again.
+NAP_S: Final = 50e-6
+GRANTS_AT_ONCE: Final = 20  # in one record: more would keep the event loop from running too long
 
 
 class _Decided(Struct, frozen=True):
@@ -79,8 +84,12 @@ class AuditLog:
         self._wall = wall
         self._delay_s = delay_s
         self._notes: deque[_Note] = deque()
-        self._waiting = asyncio.Event()
-        self._written = asyncio.Event()
+        self._forgotten = 0  # decisions, since the last batch
+        self._loop: asyncio.AbstractEventLoop | None = None  # while it runs
+        self._timer: asyncio.TimerHandle | None = None
+        self._batch: Future[None] | None = None  # that the thread took last
+        self._thread = ThreadPoolExecutor(1, "audit")
+        # What follows is the thread's.
         self._lost = 0
         self._bytes = 0  # of the file
         self._shares = PodShares(most_bytes)
@@ -111,20 +120,52 @@ class AuditLog:
         """Note that the ledger was rebuilt from the runtime's list."""
         self._note(_Synchronized(ledger))
 
+    async def run(self) -> None:
+        """Write until cancelled, and then the notes that are left."""
+        self._loop = asyncio.get_running_loop()
+        self._soon()
+        try:
+            await self._loop.create_future()
+        finally:
+            self._loop = None
+            if self._timer:
+                self._timer.cancel()
+            await self.written()
+            while self._notes:  # of tasks that end beside this one
+                await self.written()
+            self._thread.shutdown(wait=False)
+
     async def written(self) -> None:
         """Return when every note is written, or could not be."""
-        await self._written.wait()
+        await asyncio.shield(asyncio.wrap_future(self._write_batch()))
 
     def _note(self, note: _Note) -> None:
-        self._written.clear()
         if len(self._notes) >= WAITING_MAX:
             self._forget()
         self._notes.append(note)
-        self._waiting.set()
+        self._soon()
+
+    def _soon(self) -> None:
+        if self._loop and self._notes and not self._timer:
+            self._timer = self._loop.call_later(self._delay_s, self._write_soon)
+
+    def _write_soon(self) -> None:
+        self._timer = None
+        if self._batch and not self._batch.done():  # no second one waits in memory for a disk that hangs
+            self._soon()
+        elif self._notes:
+            self._write_batch()
+
+    def _write_batch(self) -> Future[None]:
+        """Let the thread write what was noted, behind what it has."""
+        notes, self._notes = self._notes, deque()
+        lost, self._forgotten = self._forgotten, 0
+        self._batch = self._thread.submit(self._append, notes, lost)
+        return self._batch
 
     def _forget(self) -> None:
         """Drop all notes but the newest policy and the newest ledger, by which the next decisions are made."""
-        self._lost += sum(isinstance(note, _Decided) for note in self._notes)
+        self._forgotten += sum(isinstance(note, _Decided) for note in self._notes)
         newest: dict[type, _Note] = {}
         for note in self._notes:
             match note:
@@ -136,35 +177,33 @@ class AuditLog:
                     newest[Ledger] = note
         self._notes = deque(newest.values())
 
-    async def run(self) -> None:
-        """Write until cancelled, and then the notes that are left."""
-        lines, taken = list[str](), self._taken()
+    def _append(self, notes: deque[_Note], lost: int) -> None:
+        """Write the lines of the notes, in the thread. lost: decisions that are not among them any more."""
+        self._lost += lost
         try:
-            while True:
-                await self._waiting.wait()
-                await asyncio.sleep(self._delay_s)
-                self._waiting.clear()
-                taken = self._taken()
-                for line in taken:
-                    lines.append(line)
-                    await asyncio.sleep(0)
-                whole, lines = lines, []
-                await asyncio.to_thread(self._append, whole)
-                if not self._notes:
-                    self._written.set()
-        finally:
-            self._append([*lines, *taken, *self._taken()])
+            self._write_lines([line for note in notes for line in self._noted(note)])
+        except OSError as error:
+            self._begun = False  # something may be missing: write node, policy and ledger again
+            self._faults.warning("audit log not written; nothing else depends on it", str(error), path=str(self._path))
+            return
+        except Exception as error:
+            self._failed(error)
+            return
+        self._faults.clear()
+        if self._lost:
+            logger.bind(path=str(self._path), dropped=self._lost).warning("audit log: decisions lost")
+            self._lost = 0
 
-    def _taken(self) -> Iterator[str]:
-        """Take the notes one by one and yield their lines, or a line break for a note that meets a bug."""
-        while self._notes:
-            note = self._notes.popleft()
-            try:
-                yield from self._lines(note)
-            except Exception as error:
-                self._lost += isinstance(note, _Decided)
-                self._failed(error)
-                yield "\n"
+    def _noted(self, note: _Note) -> Iterator[str]:
+        """Yield the lines of a note, or a line break for one that meets a bug."""
+        try:
+            for line in self._lines(note):
+                yield line
+                time.sleep(NAP_S)
+        except Exception as error:
+            self._lost += isinstance(note, _Decided)
+            self._failed(error)
+            yield "\n"
 
     def _lines(self, note: _Note) -> Iterator[str]:
         if self._begun and self._bytes > self._most_bytes:
@@ -217,27 +256,6 @@ class AuditLog:
             case RepairRecord():
                 yield note
 
-    def _append(self, lines: list[str]) -> None:
-        """Write the lines; every time but the last, in a thread."""
-        try:
-            for turn, part in groupby(lines, lambda line: line == _TURN):
-                if not turn:
-                    self._write(part)
-                    continue
-                with suppress(FileNotFoundError):
-                    self._path.replace(self._old_path)
-        except OSError as error:
-            self._begun = False  # something may be missing: write node, policy and ledger again
-            self._faults.warning("audit log not written; nothing else depends on it", str(error), path=str(self._path))
-            return
-        except Exception as error:
-            self._failed(error)
-            return
-        self._faults.clear()
-        if self._lost:
-            logger.bind(path=str(self._path), dropped=self._lost).warning("audit log: decisions lost")
-            self._lost = 0
-
     def _failed(self, error: Exception) -> None:
         """Log a bug, once. Something may be missing, so node, policy and ledger are written again."""
         self._begun = False
@@ -247,10 +265,16 @@ class AuditLog:
                 "bug in the audit log; nothing else depends on it"
             )
 
-    def _write(self, lines: Iterable[str]) -> None:
-        with open(os.open(self._path, _FLAGS, 0o600), "ab") as file:  # noqa: PTH123 - with a mode of our own
-            file.write("".join(lines).encode())
-            self._bytes = file.tell()
+    def _write_lines(self, lines: Iterable[str]) -> None:
+        for turn, part in groupby(lines, lambda line: line == _TURN):
+            if turn:
+                with suppress(FileNotFoundError):
+                    self._path.replace(self._old_path)
+                continue
+            with open(os.open(self._path, _FLAGS, 0o600), "ab") as file:  # noqa: PTH123 - with a mode of our own
+                file.write("".join(part).encode())
+                file.flush()
+                self._bytes = os.fstat(file.fileno()).st_size
 
 
 _TURN: Final = ""  # among lines: a new file begins here

@@ -2,8 +2,13 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import fcntl
 import json
-from collections.abc import AsyncIterator
+import os
+import sys
+import termios
+from collections.abc import AsyncIterator, Callable
+from contextvars import Context
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +29,7 @@ from tests.support import builders as make
 from tests.support.ledgers import decided, prepared, unprepared
 from tests.support.log import Log
 from tests.support.running import running
+from tests.support.scripted_runtime import until
 
 NODE = make.node()
 MIB = 2**20
@@ -49,6 +55,21 @@ class Shell:
 
 def asking(number: int, claim: str = "1") -> Container:
     return make.container(claim, of=f"pod-{number}")
+
+
+PIPE_BYTES = 65536
+
+
+def unread(pipe: int) -> int:
+    found = bytearray(4)
+    fcntl.ioctl(pipe, termios.FIONREAD, found)
+    return int.from_bytes(found, sys.byteorder)
+
+
+def read_to_the_end(pipe: int) -> str:
+    os.set_blocking(pipe, True)
+    with open(pipe, "rb") as file:
+        return file.read().decode()
 
 
 @contextlib.asynccontextmanager
@@ -140,6 +161,69 @@ async def test_a_stop_while_notes_are_encoded_loses_none(tmp_path: Path, turns: 
         for _ in range(turns):
             await asyncio.sleep(0)
     assert replayed(tmp_path / FILE) == 3
+
+
+@pytest.mark.parametrize("noted", [0, 1, 40])
+async def test_lines_stand_in_the_order_in_which_they_were_noted(tmp_path: Path, noted: int) -> None:
+    """On a disk that is slow, also at a stop, and whoever asks for all to be written: a pipe that is full."""
+    os.mkfifo(tmp_path / FILE)
+    reader = os.open(tmp_path / FILE, os.O_RDONLY | os.O_NONBLOCK)
+    kept_open = os.open(tmp_path / FILE, os.O_WRONLY)
+    async with writing(tmp_path, delay_s=0) as log:
+        shell = Shell(log)
+        for number in range(200):  # more than a pipe holds
+            shell.create(asking(number, "nonsense"))
+        await until("a full pipe", lambda: unread(reader) == PIPE_BYTES)
+        waits = asyncio.create_task(log.written())
+        for number in range(noted):
+            shell.create(asking(200 + number, "nonsense"))
+            await asyncio.sleep(0)
+        reading = asyncio.get_running_loop().run_in_executor(None, read_to_the_end, reader)
+    async with asyncio.timeout(10):
+        await waits
+    os.close(kept_open)
+    said = [json.loads(line) for line in (await reading).splitlines() if line]
+    pods = [each["container"]["pod"]["name"] for each in said if each["kind"] == "decision"]
+    assert pods == [f"pod-{number}" for number in range(200 + noted)]
+
+
+async def test_what_is_noted_beside_a_disk_that_hangs_is_bounded_and_follows(tmp_path: Path, log: Log) -> None:
+    os.mkfifo(tmp_path / FILE)  # whoever opens it waits for a reader
+    async with writing(tmp_path, delay_s=0) as audit:
+        shell = Shell(audit)
+        count = WAITING_MAX + 20
+        for number in range(count):
+            shell.create(asking(number, "nonsense"))
+            await asyncio.sleep(0.1 if number == 0 else 0)
+        reader = os.open(tmp_path / FILE, os.O_RDONLY | os.O_NONBLOCK)
+        kept_open = os.open(tmp_path / FILE, os.O_WRONLY)
+        reading = asyncio.get_running_loop().run_in_executor(None, read_to_the_end, reader)
+    os.close(kept_open)
+    said = [json.loads(line) for line in (await reading).splitlines() if line]
+    pods = [each["container"]["pod"]["name"] for each in said if each["kind"] == "decision"]
+    dropped = log.one("audit log: decisions lost").fields["dropped"]
+    assert dropped == WAITING_MAX
+    assert pods == ["pod-0", *(f"pod-{number}" for number in range(1 + dropped, count))]
+
+
+async def test_many_notes_cost_the_event_loop_one_turn(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    async with writing(tmp_path, delay_s=0.05) as log:
+        shell, loop = Shell(log), asyncio.get_running_loop()
+        turns = 0
+
+        def counted(action: Callable[..., object], *args: object, context: Context | None = None) -> asyncio.Handle:
+            nonlocal turns
+            turns += 1
+            return call_soon(action, *args, context=context)
+
+        call_soon = loop.call_soon
+        monkeypatch.setattr(loop, "call_soon", counted)
+        for number in range(50):
+            shell.create(asking(number))
+        await asyncio.sleep(0.3)
+        monkeypatch.undo()
+        assert turns <= 2  # this test's own
+        assert replayed(tmp_path / FILE) == 50
 
 
 async def test_a_large_ledger_is_written_in_parts(tmp_path: Path) -> None:
