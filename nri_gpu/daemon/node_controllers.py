@@ -99,6 +99,7 @@ class NodeControllers:
             driver_root=Path(self._fixed.driver.root),
             library_dirs=self._fixed.driver.library_dirs,
             stage_dir=Path(self._fixed.driver.stage_dir),
+            compat_dir=self._fixed.compat.dir,
             look=self._source.kernel_view,
             answered=lambda: self._source.answered,
             scanned=lambda: self._driver.scanned,

@@ -102,10 +102,10 @@ class DriverController:
         """Look once, and scan if needed. Staging may copy for as long as the disk takes."""
         await self._look_at_module()
         asked, self._asked = self._asked, False
+        if self._compat:  # before the driver, with which the first container is granted
+            await self._compat.look(asked=asked)
         if asked or await asyncio.to_thread(self._has_changed):
             await self._scan()
-        if self._compat:
-            await self._compat.look(asked=asked)
         if self._owner.held:
             await self._prune()
 

@@ -13,14 +13,14 @@ import re
 import shutil
 import stat
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path, PurePosixPath
 from typing import Final
 
 from nri_gpu.domain.errors import DriverError
-from nri_gpu.domain.node import DriverFiles
+from nri_gpu.domain.node import CompatPackage, DriverFiles
 from nri_gpu.driver.driver_scan import FoundDriver, Signatures, signatures
 from nri_gpu.driver.host_files import HostFile, check_folder
 from nri_gpu.driver.manifest import MANIFEST, manifest_text, read_manifest
@@ -232,8 +232,10 @@ def staged_signatures(files: DriverFiles) -> Signatures:
     return signatures(Path(tree, part) for tree in trees for part in ("", LIBRARIES, LIBRARIES_32, BINARIES))
 
 
-def staged_evidence(files: DriverFiles) -> Signatures:
+def staged_evidence(files: DriverFiles, compat: Iterable[CompatPackage] = ()) -> Signatures:
     """Return signatures of the containers' folders and of every file: a hard link changes when the host's file does.
+
+    compat: the packages that are staged beside the driver.
 
     A file of several trees is the same file, or a copy of our own.
     """
@@ -242,7 +244,10 @@ def staged_evidence(files: DriverFiles) -> Signatures:
         names = [part for part, _ in (*tree.libraries, *tree.libraries_32)] + [part for _, part in tree.files]
         for part in (*names, *(f"{BINARIES}/{name}" for name in tree.binaries)):
             parts.setdefault(part, tree.path)
-    return staged_signatures(files) + signatures(Path(tree, part) for part, tree in sorted(parts.items()))
+    paths = [Path(tree, part) for part, tree in sorted(parts.items())]
+    for package in compat:
+        paths += (Path(package.path), *sorted(Path(package.path).glob("*")))
+    return staged_signatures(files) + signatures(paths)
 
 
 def private_folder(base: Path) -> Path:

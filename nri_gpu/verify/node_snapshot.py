@@ -19,7 +19,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from nri_gpu import __version__
-from nri_gpu.domain.node import DriverFiles, Inventory
+from nri_gpu.domain.node import CompatPackage, DriverFiles, Inventory
 from nri_gpu.domain.value import Recorded, canonical, decode
 from nri_gpu.driver.driver_scan import Signatures, folder_signatures
 from nri_gpu.driver.stage import staged_evidence
@@ -60,7 +60,7 @@ _DIFFERENCES: Final = {
     "program": "another version of nri-gpu wrote it",
     "module_version": "another kernel module is loaded",
     "module_versions": "another version of one of the kernel modules is loaded",
-    "settings": "the policy names another folder for the driver",
+    "settings": "the policy names another folder for the driver or its compatibility packages",
     "host": "the driver's folders changed",
     "staged": "the staged files changed",
     "sight": "the kernel shows other GPUs or nodes",
@@ -73,6 +73,7 @@ class Snapshot(Recorded, frozen=True, kw_only=True):
     evidence: Evidence
     inventory: Inventory
     driver: DriverFiles
+    compat: tuple[CompatPackage, ...] = ()
     schema: str = ""
 
 
@@ -128,6 +129,7 @@ class EvidenceSource(Struct, frozen=True, kw_only=True):
     driver_root: Path
     library_dirs: tuple[str, ...]
     stage_dir: Path
+    compat_dir: str = ""
     look: Callable[[], Hashable]  # a glance at what the kernel shows
     # The glance from before the node state's inventory was asked for, or None before the first answer: what changed
     # since then must not count as seen.
@@ -164,6 +166,7 @@ class SnapshotController:
         inventory = with_health(last.inventory)
         cache.recall(inventory)
         self._node_state.put_module(last.evidence.module_version)
+        self._node_state.put_compat(last.compat)
         self._node_state.put_driver(last.driver)
         self._node_state.put_inventory(inventory)
         bound = logger.bind(gpus=len(inventory.gpus), driver_version=last.driver.version)
@@ -184,7 +187,7 @@ class SnapshotController:
         if not version == last.driver.version == last.inventory.driver_version:
             version = ""
         found = folder_signatures(self._host.driver_root, self._host.library_dirs)
-        now = self._evidence(version, last.driver, found, self._host.look())
+        now = self._evidence(version, last.driver, last.compat, found, self._host.look())
         # A boot id that cannot be read equals no other.
         if differences := last.evidence.differences(replace(now, boot_id=now.boot_id or "unknown")):
             logger.bind(fault=differences).info("last snapshot does not match the node")
@@ -201,27 +204,39 @@ class SnapshotController:
         node, sight, scanned = self._node_state.node, self._host.answered(), self._host.scanned()
         if node.inventory.fault or node.driver is None or not node.module_version or sight is None or scanned is None:
             return  # the node cannot grant, so there is nothing to keep
-        now = (node.inventory, node.driver, node.module_version, sight, scanned)
+        now = (node.inventory, node.driver, node.compat, node.module_version, sight, scanned)
         if now == self._written:
             return
         with self._faults.guard("snapshot not written; a restart will wait for the driver"):
-            await asyncio.to_thread(self._write, now)
+            await asyncio.to_thread(self._write, *now)
             self._written = now
 
-    def _write(self, now: tuple[Inventory, DriverFiles, str, Hashable, Signatures]) -> None:
-        inventory, driver, version, sight, scanned = now
-        evidence = self._evidence(version, driver, scanned, sight)
-        content = to_bytes(Snapshot(evidence=evidence, inventory=inventory, driver=driver), self._key)
-        write_whole(self._folder / SNAPSHOT_FILE, content)
+    def _write(
+        self,
+        inventory: Inventory,
+        driver: DriverFiles,
+        compat: tuple[CompatPackage, ...],
+        version: str,
+        sight: Hashable,
+        scanned: Signatures,
+    ) -> None:
+        evidence = self._evidence(version, driver, compat, scanned, sight)
+        snapshot = Snapshot(evidence=evidence, inventory=inventory, driver=driver, compat=compat)
+        write_whole(self._folder / SNAPSHOT_FILE, to_bytes(snapshot, self._key))
 
-    def _evidence(self, version: str, driver: DriverFiles, host: Signatures, sight: Hashable) -> Evidence:
+    def _evidence(
+        self, version: str, driver: DriverFiles, compat: tuple[CompatPackage, ...], host: Signatures, sight: Hashable
+    ) -> Evidence:
         return Evidence(
             boot_id=self._host.boot_id(),
             program=__version__,
             module_version=version,
-            settings=(str(self._host.driver_root), str(self._host.stage_dir), *self._host.library_dirs),
+            settings=(
+                *(str(self._host.driver_root), str(self._host.stage_dir), self._host.compat_dir),
+                *self._host.library_dirs,
+            ),
             host=host,
-            staged=staged_evidence(driver),
+            staged=staged_evidence(driver, compat),
             sight=sight_of(sight),
             module_versions=tuple(map(" ".join, self._host.modules().items())),
         )

@@ -13,6 +13,7 @@ from nri_gpu.domain.errors import DriverError
 from nri_gpu.driver.compat_packages import FoundPackages, folder_signature, read_note, scan_compat
 from nri_gpu.driver.elf import MalformedError
 from nri_gpu.driver.host_files import HostFile
+from nri_gpu.system.state import Changed
 from tests.support import compat
 from tests.support.driver_root import ELF_MACHINES, write_library
 from tests.unit.driver.host import DriverHost
@@ -194,6 +195,14 @@ def test_a_package_is_staged_once_and_whole(node: DriverHost, folder: Path) -> N
     for name in compat.LIBRARIES.values():
         assert (staged / name).resolve().read_bytes() == (folder / CUDA / name).read_bytes()
     assert node.look() is first
+
+
+def test_no_container_is_granted_the_driver_before_its_packages_are_known(node: DriverHost) -> None:
+    known: list[bool] = []
+    node.node_state.first(lambda: known.append(bool(node.node_state.node.compat)), Changed.NODE)
+    node.look()
+    assert known
+    assert all(known)
 
 
 def test_a_look_follows_the_folder(node: DriverHost, folder: Path) -> None:

@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 from msgspec.structs import replace
 
-from nri_gpu.domain.node import Inventory
+from nri_gpu.domain.node import CompatPackage, Inventory
 from nri_gpu.driver.driver_scan import folder_signatures, scan
 from nri_gpu.driver.stage import stage
 from nri_gpu.inventory.inventory_controller import InventoryCache
@@ -108,18 +108,28 @@ class Machine:
         self.sight: Hashable = "four"
         self.answered: Hashable = "four"
         self.library_dirs: tuple[str, ...] = ()
+        self.compat_dir = "/opt/compat"
+        staged = self.stage_dir / "compat13.0"
+        staged.mkdir()
+        (staged / "libcuda.so").touch()
+        drivers = frozenset({570})
+        self.compat = CompatPackage(
+            cuda=(13, 0), version="580.65.06", drivers=drivers, generation="compat13.0", path=str(staged)
+        )
         self.node_state = NodeState(Inventory(taken_at=0, fault="starting"))
 
     def put(self) -> None:
         self.node_state.put_module(VERSION)
         self.node_state.put_inventory(self.inventory)
         self.node_state.put_driver(self.files)
+        self.node_state.put_compat((self.compat,))
 
     def controller(self, state: NodeState | None = None) -> SnapshotController:
         host = EvidenceSource(
             driver_root=self.root,
             library_dirs=self.library_dirs,
             stage_dir=self.stage_dir,
+            compat_dir=self.compat_dir,
             look=lambda: self.sight,
             answered=lambda: self.answered,
             scanned=lambda: self.scanned,
@@ -154,6 +164,7 @@ def test_the_next_daemon_serves_it_until_the_driver_answers(machine: Machine, lo
     assert machine.file.stat().st_mode & 0o777 == 0o600
     assert machine.controller(state).restore(cache, as_it_is)
     assert (state.node.inventory, state.node.driver) == (machine.inventory, machine.files)
+    assert state.node.compat == (machine.compat,)  # or an image of a newer CUDA would be granted none
     assert state.node.module_version == VERSION
     assert not cache.confirmed
     assert log.one("serving the last snapshot until the driver answers").fields["gpus"] == 4
@@ -186,6 +197,10 @@ def kept_by(it: Machine, **evidence: object) -> None:
     it.file.write_bytes(to_bytes(replace(found, evidence=replace(found.evidence, **evidence)), KEY))
 
 
+def change_a_staged_package(it: Machine) -> None:
+    Path(it.compat.path, "libcuda.so").write_bytes(b"evil")
+
+
 CHANGES: dict[str, Callable[[Machine], object]] = {
     "the machine was booted": lambda it: setattr(it, "boot", "another"),
     "another kernel module is loaded": lambda it: setattr(it, "module", "590.10"),
@@ -196,6 +211,8 @@ CHANGES: dict[str, Callable[[Machine], object]] = {
     "the kernel shows other GPUs or nodes": lambda it: setattr(it, "sight", "three"),
     "the driver's folders changed": lambda it: next(it.root.rglob("libcuda.so.*")).with_name("libnew.so").touch(),
     "the staged files changed": change_a_staged_file,
+    "staged files changed": change_a_staged_package,
+    "or its compatibility packages": lambda it: setattr(it, "compat_dir", ""),
     "another version of nri-gpu wrote it": lambda it: kept_by(it, program="1"),
     "one of the kernel modules": lambda it: kept_by(it, module_versions=()),  # as before it kept them
 }
