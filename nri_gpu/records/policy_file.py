@@ -234,7 +234,7 @@ class PolicyFile:
         self.options = options
         self._state_dir = state_dir
         self._memory = memory
-        self._text: PolicyText | None = None  # in place of the file
+        self.text: PolicyText | None = None  # the runtime's, in place of the file
         self._sends_none = False  # the runtime has told us so
         self._used: Policy | None = None  # the last that had no fault
         self.before: Policy | None = None  # what that took the place of, where a policy was in force
@@ -259,17 +259,17 @@ class PolicyFile:
 
     def load_text(self, text: str) -> Policy:
         """Put the runtime's text in the place of the file from now on, good or not. Raises: PolicyError."""
-        self._text = PolicyText(RUNTIME, text)
+        self.text = PolicyText(RUNTIME, text)
         return self.load()
 
     def load_without_text(self) -> Policy:
         """Load the file, as the runtime sends no text. Raises: PolicyError, also if such a text was in force."""
-        self._text, self._sends_none = None, True
+        self.text, self._sends_none = None, True
         return self.load()
 
     def _read(self) -> PolicyText | None:
-        if self._text:
-            return self._text
+        if self.text:
+            return self.text
         if not self.from_runtime:
             return read_policy(self._path, in_force=self._was_in_force())
         if self._sends_none:
@@ -290,7 +290,7 @@ class PolicyFile:
             logger.bind(fault="; ".join(each.meaning for each in policy.ignored)).warning(
                 "policy has settings that are ignored"
             )
-        if self.from_runtime and self._text is None:
+        if self.from_runtime and self.text is None:
             return policy
         self.before = self._used or self._kept_before(source)
         self.taken, self._used = source, policy

@@ -69,7 +69,11 @@ class PolicyReload:
         try:
             async with self._one_at_a_time:
                 # In a thread: thousands of rules take as long to read as the runtime waits for an answer.
-                policy = await asyncio.to_thread(self._file.load, again=True)
+                while True:
+                    text = self._file.text
+                    policy = await asyncio.to_thread(self._file.load, again=True)
+                    if text is self._file.text:  # or the runtime's came meanwhile, and has to hold
+                        break
         except PolicyError as error:
             _log_kept(error)
             return

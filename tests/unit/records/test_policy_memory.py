@@ -21,6 +21,7 @@ from nri_gpu.records.policy_file import (
     PolicyMemory,
     first_policy,
     keep_last_good,
+    load_last_good,
     unit_folder,
 )
 from nri_gpu.records.policy_reload import NAMES_SHOWN, PolicyReload
@@ -290,6 +291,22 @@ async def test_a_wider_policy_says_whom_it_lets_ask(node: Node, log: Log) -> Non
     await node.reload_by.read_again()
     node.reload_by.configured(ML)
     assert len(log.said(WIDER)) == 2
+
+
+async def test_a_file_that_takes_long_to_read_takes_no_place_of_what_the_runtime_sent_meanwhile(node: Node) -> None:
+    node.start()
+    rules = "".join(f'[[rule]]\nnamespace = "team-{number}"\nallow = false\n' for number in range(2000))
+    node.file.write_text(f"{PROD}{rules}")
+    reading = asyncio.create_task(node.reload_by.read_again())
+    await asyncio.sleep(0.02)
+    assert not reading.done()
+    node.reload_by.configured(ML)
+    await reading
+    assert node.allowed() == ("ml",)
+    kept = load_last_good(node.run)
+    assert kept
+    assert kept.namespaces.allow.patterns == ("ml",)
+    assert node.of.from_runtime
 
 
 async def test_a_warning_names_what_a_file_that_was_cut_off_has_lost(node: Node, log: Log) -> None:
