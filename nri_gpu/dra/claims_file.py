@@ -15,7 +15,7 @@ from loguru import logger
 from msgspec import Struct
 
 from nri_gpu.domain.resource_claim import ClaimUid, PreparedClaim
-from nri_gpu.system.storage import boot_id, write_whole
+from nri_gpu.system.storage import boot_id, read_bytes, write_whole
 
 FILE_NAME: Final = "claims.json"  # in the state folder
 BYTES_MAX: Final = 16 << 20
@@ -52,8 +52,7 @@ class ClaimsFile:
     def read(self) -> Mapping[ClaimUid, PreparedClaim]:
         """Read the claims of the daemon before this one. A file that cannot be trusted is logged, and has no claims."""
         try:
-            with self._path.open("rb") as stream:
-                claims = self._claims_in(stream.read(BYTES_MAX))
+            claims = self._claims_in(read_bytes(self._path, BYTES_MAX))
         except FileNotFoundError:
             return {}
         except (OSError, ValueError, RecursionError) as error:

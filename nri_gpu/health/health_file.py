@@ -13,7 +13,7 @@ from nri_gpu.domain.gpu import GpuUuid
 from nri_gpu.health.applications import Failed, Failures
 from nri_gpu.health.gpu_record import GpuRecord
 from nri_gpu.health.node_health import NodeHealth
-from nri_gpu.system.storage import write_whole
+from nri_gpu.system.storage import read_bytes, write_whole
 
 BYTES_MAX: Final = 16 << 20
 
@@ -27,8 +27,7 @@ def load_health(file: Path) -> tuple[NodeHealth, Failures]:
     """Return what was saved, or nothing if it cannot be read, since refreshes and events show it again."""
     found = _HealthFile()
     try:
-        with file.open("rb") as stream:
-            found = json.decode(stream.read(BYTES_MAX), type=_HealthFile)
+        found = json.decode(read_bytes(file, BYTES_MAX), type=_HealthFile)
     except FileNotFoundError:
         pass
     except (OSError, ValueError, RecursionError) as error:

@@ -19,7 +19,7 @@ from nri_gpu.ledger.holders import DriverDevice, ExternalAllocation, Releasing, 
 from nri_gpu.ledger.ledger import Entry, GrantPhase, Ledger, Live
 from nri_gpu.ledger.reservations import reservation_id, reserved_device
 from nri_gpu.system.state import Changed, NodeState
-from nri_gpu.system.storage import write_whole
+from nri_gpu.system.storage import read_bytes, write_whole
 from nri_gpu.system.tasks import LogOnce
 
 LEDGER_SCHEMA: Final = "nri-gpu/ledger/v1"
@@ -128,8 +128,7 @@ def read_ledger(file: Path, now: float) -> Ledger:
     now: seconds on the boot's monotonic clock. Raises: ValueError, if it is no ledger; OSError, if it cannot be read.
     """
     try:
-        with file.open("rb") as stream:
-            text = stream.read(BYTES_MAX)
+        text = read_bytes(file, BYTES_MAX)
     except FileNotFoundError:
         return Ledger()
     try:

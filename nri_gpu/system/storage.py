@@ -35,15 +35,20 @@ def text_of(path: Path, most: int = -1, encoding: str = "ascii") -> str | None:
 
 
 def bytes_of(path: Path, most: int = -1) -> bytes | None:
-    """Return the bytes of a file, or None if it cannot be read. most: of them; -1: all.
-
-    A pipe in the file's place is empty, and hangs nobody.
-    """
+    """Return the bytes of a file, or None if it cannot be read. most: of them; -1: all."""
     try:
-        with open(path, "rb", opener=_at_once) as file:
-            return file.read(most)
+        return read_bytes(path, most)
     except OSError:
         return None
+
+
+def read_bytes(path: Path, most: int) -> bytes:
+    """Return the first bytes of a file. A pipe in its place is empty, and hangs nobody. most: -1: all. Raises: OSError.
+
+    A pipe that others hold open has no content yet; a socket cannot be opened.
+    """
+    with open(path, "rb", opener=_at_once) as file:
+        return file.read(most) or b""
 
 
 def _at_once(path: str, flags: int) -> int:

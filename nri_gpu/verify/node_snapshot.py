@@ -26,7 +26,7 @@ from nri_gpu.driver.stage import staged_evidence
 from nri_gpu.host.modules import module_version, module_versions
 from nri_gpu.inventory.inventory_controller import InventoryCache
 from nri_gpu.system.state import NodeState
-from nri_gpu.system.storage import boot_id, write_whole
+from nri_gpu.system.storage import boot_id, read_bytes, write_whole
 from nri_gpu.system.tasks import LogOnce
 
 SNAPSHOT_FILE: Final = "snapshot.json"
@@ -105,8 +105,7 @@ def read_snapshot(folder: Path, key: bytes) -> Snapshot | None:
     """Return the last snapshot, or None if there is none. Raises: SnapshotError."""
     path = folder / SNAPSHOT_FILE
     try:
-        with path.open("rb") as file:
-            content = file.read(BYTES_MAX + 1)
+        content = read_bytes(path, BYTES_MAX + 1)
     except FileNotFoundError:
         return None
     except OSError as error:

@@ -7,16 +7,21 @@ import errno
 import os
 import stat
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
+from typing import Final
 
 import pytest
 
+from nri_gpu.dra.claims_file import ClaimsFile
+from nri_gpu.health.health_file import load_health
 from nri_gpu.ledger.ledger import Ledger
-from nri_gpu.records.ledger_file import write_ledger
+from nri_gpu.records.ledger_file import read_ledger, write_ledger
 from nri_gpu.records.state_folder import StateError, StateFolder
 from nri_gpu.system.storage import KEY_BYTES
+from nri_gpu.verify.node_snapshot import read_snapshot
 from tests.support.log import Log
+from tests.support.plugin import KEY
 
 
 @contextmanager
@@ -180,3 +185,24 @@ def test_a_place_where_only_root_may_write(tmp_path: Path, monkeypatch: pytest.M
     monkeypatch.setattr(Path, "mkdir", refuse)  # the tests may run as root
     with pytest.raises(StateError, match="cannot be used: Permission denied; run as root, or"):
         StateFolder(tmp_path / "state").open()
+
+
+READERS: Final[dict[str, Callable[[Path], object]]] = {
+    "health.json": lambda folder: load_health(folder / "health.json")[0].records,
+    "snapshot.json": lambda folder: read_snapshot(folder, KEY),
+    "ledger.json": lambda folder: read_ledger(folder / "ledger.json", 1.0),
+    "claims.json": lambda folder: ClaimsFile(folder, "boot").read(),
+}
+
+
+@pytest.mark.parametrize(("name", "read"), READERS.items(), ids=READERS)
+def test_a_pipe_in_the_place_of_a_file_that_is_read_at_a_start_is_no_file_and_hangs_nobody(
+    tmp_path: Path, name: str, read: Callable[[Path], object]
+) -> None:
+    os.mkfifo(tmp_path / name)
+    with suppress(ValueError):
+        assert not read(tmp_path)
+    writer = os.open(tmp_path / name, os.O_RDWR)  # somebody who writes nothing
+    with suppress(ValueError):
+        assert not read(tmp_path)
+    os.close(writer)
