@@ -12,6 +12,7 @@ from msgspec import convert
 
 from nri_gpu.cli.status_page import faults
 from nri_gpu.daemon.answers import DaemonStatus
+from nri_gpu.daemon.node_controllers import HEALTH_FILE
 from nri_gpu.domain.health import EventType
 from nri_gpu.verify.node_snapshot import SNAPSHOT_FILE
 from tests.support.nvml import Act, FakeGpu, build_fake_nvml, happen
@@ -212,17 +213,23 @@ async def test_a_snapshot_is_of_the_modules_that_are_loaded(chain: Chain) -> Non
         assert await chain.ask("device=0") == ""
 
 
-async def test_who_dies_behind_an_xid_offers_a_bad_gpu_to_nobody(folder: Path) -> None:
-    """The snapshot is written up to a second later, and what is not on disk by then is not waited for."""
+@pytest.mark.parametrize("lost", ["the snapshot's last second", "the health file"])
+async def test_who_dies_behind_an_xid_offers_a_bad_gpu_to_nobody(folder: Path, lost: str) -> None:
+    """The health file is written with the verdict, the snapshot up to a second later: each of them holds."""
     chain = Chain(folder, TWO, events="all")
+    snapshot = chain.launch.state / SNAPSHOT_FILE
     async with chain.connected(killed=True):
         await chain.until("a grant", "device=1")
-        await until("a snapshot", (chain.launch.state / SNAPSHOT_FILE).exists, PATIENCE_S)
+        await until("a snapshot", snapshot.exists, PATIENCE_S)
         await listens(chain)
         chain.play(TWO, Act(INIT, "hang"))
         happen(chain.root, 1, EventType.XID, 79)
         await until("the verdict", lambda: "GPU health changed" in chain.daemon.log(), PATIENCE_S)
+        if lost == "the health file":
+            await until("the next snapshot", lambda: b"XID 79" in snapshot.read_bytes(), PATIENCE_S)
         chain.daemon.kill()
+    if lost == "the health file":
+        snapshot.with_name(HEALTH_FILE).unlink()
     async with chain.connected():
         assert "XID 79" in await chain.ask("device=1")
         assert await chain.ask("device=0") == ""
