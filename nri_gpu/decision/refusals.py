@@ -375,3 +375,12 @@ def _hidden(inventory: Inventory, claim: Claim | None = None) -> str:
     bad += [(gpu.pci_bus_id, gpu.reason) for gpu in inventory.unlisted]
     said = "; ".join(f"GPU {name}: {clipped(why, NAME_SHOWN_MAX)}" for name, why in bad[:HIDDEN_SHOWN])
     return f" ({said})" if bad else ""
+
+
+def answer_too_large(size_bytes: int, most_bytes: int) -> Reason:
+    """Return why a container cannot be answered. most_bytes: of an answer."""
+    return Reason(
+        Code.REQUEST_TOO_LARGE,
+        f"the answer to the runtime would have {size_bytes} bytes, and a message holds {most_bytes}",
+        cure="shorten the container's LD_LIBRARY_PATH, which the answer repeats, or ask for fewer GPUs and extras",
+    )

@@ -17,6 +17,7 @@ from msgspec.structs import replace
 from nri_gpu.decision.asked import asks_in_pod, may_ask_by_environment, needs_grant, reads_environment
 from nri_gpu.decision.decide import decide
 from nri_gpu.decision.overlaps import granted_twice
+from nri_gpu.decision.refusals import answer_too_large
 from nri_gpu.decision.start_check import validate_adjusted, validate_staged
 from nri_gpu.domain.allocation import (
     REQUIRED_DESTINATION,
@@ -215,7 +216,7 @@ class Plugin:
         decision = decide(container, node, cleared_for(ledger, container, now), self.policy)
         reply, signed = self._reply(container, decision)
         if isinstance(reply, bytes) and len(reply) > RESPONSE_MAX:
-            decision = Refuse(_too_large(len(reply)))
+            decision = Refuse(answer_too_large(len(reply), RESPONSE_MAX))
             reply, signed = self._reply(container, decision)
         after = ledger
         if not isinstance(decision, Refuse):  # a refused container may come again for what is reserved for it
@@ -509,12 +510,3 @@ class Plugin:
         CRI-O before 1.33.10, 1.34.5 and 1.35.0 tells only of the ends that CRI asked for (server/container_stop.go).
         """
         return not self.runtime or self.runtime in HEED_STARTS
-
-
-def _too_large(size_bytes: int) -> Reason:
-    """Return why a container cannot be answered, whose answer would have so many bytes."""
-    return Reason(
-        Code.REQUEST_TOO_LARGE,
-        f"the answer to the runtime would have {size_bytes} bytes, and a message holds {RESPONSE_MAX}",
-        cure="shorten the container's LD_LIBRARY_PATH, which the answer repeats, or ask for fewer GPUs and extras",
-    )
