@@ -14,8 +14,8 @@ from typing import Final
 import jsonschema  # type: ignore[import-untyped]  # it ships no types
 from msgspec import Struct
 
-from bench.process import EIGHT_GPUS, OUR_EVENTS
-from bench.sites import CREATED_ONLY, Added, Contender, Sites
+from bench.process import EIGHT_GPUS
+from bench.sites import Added, Contender, Sites
 from nri_gpu._pb import nri_pb2 as pb
 from nri_gpu.domain.container import PodUid
 from nri_gpu.domain.node import Loader
@@ -92,7 +92,7 @@ class Rival(Struct, frozen=True):
 def always(sites: Sites, floors: Sequence[Sequence[str]] = ()) -> Iterator[Entry]:
     """Contenders that need nothing from outside. floors: more of them: where each mounts the folder of libraries."""
     bare = sites.bare()
-    nothing, ours, again = sites.constant(OUR_EVENTS), sites.ours(), sites.bare(sites.our_specification())
+    nothing, ours, again = sites.constant(), sites.ours(), sites.bare(sites.our_specification())
     claims = sites.ours(dra=True)
     cdi = _prepared(claims_pod := Contender(claims, claims.pod()))
     eight = Contender(ours, ours.pod(ALL), present=(LAST_NODE,))
@@ -109,10 +109,10 @@ def always(sites: Sites, floors: Sequence[Sequence[str]] = ()) -> Iterator[Entry
         yield name, Contender(claims, claims_pod.pod, ContainerSpec(cdi_devices=devices))
     yield CDI, Contender(again, again.pod(), ContainerSpec(cdi_devices=("nvidia.com/gpu=all",)), (LAST_NODE,))
     ours_added = Added.between(eight.oci(), plain.oci())
-    constants = {SAME: (OUR_EVENTS, _reply(ours_added)), FLOOR: (CREATED_ONLY, _reply(ours_added, FLOOR_PLACES))}
-    constants |= {f"floor: {', '.join(places)}": (CREATED_ONLY, _reply(ours_added, places)) for places in floors}
-    for name, (events, reply) in constants.items():
-        site = sites.constant(events, reply)
+    constants = {SAME: _reply(ours_added), FLOOR: _reply(ours_added, FLOOR_PLACES)}
+    constants |= {f"floor: {', '.join(places)}": _reply(ours_added, places) for places in floors}
+    for name, reply in constants.items():
+        site = sites.constant(reply)
         yield name, Contender(site, site.pod(), present=(LAST_NODE,))
 
 

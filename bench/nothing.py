@@ -21,10 +21,7 @@ from nri_gpu._pb import ttrpc_pb2
 MUX = struct.Struct(">II")
 FRAME = struct.Struct(">IIBB")
 REQUESTS: dict[str, Any] = {
-    "CreateContainer": pb.CreateContainerRequest,
-    "StopContainer": pb.StopContainerRequest,
-    "StateChange": pb.StateChangeEvent,
-    "Synchronize": pb.SynchronizeRequest,
+    method.name: getattr(pb, method.input_type.name) for method in pb.DESCRIPTOR.services_by_name["Plugin"].methods
 }
 
 
@@ -64,8 +61,7 @@ class Nothing(asyncio.Protocol):
                 return
             request = ttrpc_pb2.Request.FromString(bytes(self._stream[FRAME.size : FRAME.size + length]))
             del self._stream[: FRAME.size + length]
-            if request.method in REQUESTS:
-                REQUESTS[request.method].FromString(request.payload)
+            REQUESTS[request.method].FromString(request.payload)
             reply = self._replies.get(request.method, b"")
             self._send(1, stream_id, 2, ttrpc_pb2.Response(payload=reply).SerializeToString())
 

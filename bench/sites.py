@@ -20,7 +20,8 @@ from msgspec.structs import replace
 from bench.cpu import Meter
 from bench.process import EIGHT_GPUS
 from nri_gpu.domain.node import Loader
-from nri_gpu.nri.subscription import Event, event_mask
+from nri_gpu.nri.subscription import Subscription
+from nri_gpu.plugin.handlers import EVENTS
 from tests.support import packages
 from tests.support.containerd import Containerd
 from tests.support.cri import ContainerId, Pod
@@ -31,7 +32,6 @@ from tests.support.waiting import wait_for
 
 PROJECT: Final = Path(__file__).parents[1]
 READY_S: Final = 20.0
-CREATED_ONLY: Final = event_mask((Event.CREATE_CONTAINER,), "")  # no plugin can do with fewer events
 PLAIN: Final = ContainerSpec()
 MEMORY: Final = Path("/dev/shm")
 
@@ -150,12 +150,20 @@ class Sites:
         """NRI off, and another program where runc would be."""
         return self._site(nri=False, runc=program, environment=environment)
 
-    def constant(self, events: int, created: bytes = b"") -> Site:
-        """With a plugin of ours that gives this reply to every CreateContainer: none, and it does nothing."""
+    @property
+    def events(self) -> int:
+        """The mask that nri-gpu subscribes by to this containerd."""
+        return Subscription().mask(EVENTS, "containerd", self.release, "")
+
+    def constant(self, created: bytes = b"") -> Site:
+        """With a plugin that gives this reply to every CreateContainer, and nothing to our other events.
+
+        created: empty, and it does nothing.
+        """
         site = self._site()
         reply = site.node.base / "reply"
         reply.write_bytes(created)
-        arguments = [str(site.node.nri_socket), str(events), str(reply)]
+        arguments = [str(site.node.nri_socket), str(self.events), str(reply)]
         return self._serve(site, [sys.executable, "-m", "bench.nothing", *arguments])
 
     def plugin(self, program: Path) -> Site:

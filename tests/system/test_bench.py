@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
@@ -15,7 +16,10 @@ from bench.contenders import CDI, CLAIMED_EIGHT, EIGHT, FLOOR, GO_INJECTOR, HOOK
 from bench.effort import Effort
 from bench.figures import Figure, paired, percentile
 from bench.record import Record, read
+from bench.sites import Sites
 from bench.wire import Contest
+from nri_gpu.nri.subscription import event_mask
+from nri_gpu.plugin.handlers import EVENTS
 from tests import ground
 from tests.support.errors import HarnessError
 
@@ -87,6 +91,13 @@ def test_the_part_about_claims_runs() -> None:
         assert lines
         assert all("<=" in line for line in lines)
     assert "8-GPU grant, 100 claims, [dra] on to off" in done.stdout
+
+
+@pytest.mark.containerd
+def test_a_constant_reply_is_asked_for_as_often_as_ours(tmp_path: Path) -> None:
+    """Each event is a round trip, validation too: a floor without them would be lower than any plugin's."""
+    with ExitStack() as stack:
+        assert Sites(stack, tmp_path, tmp_path).events == event_mask(EVENTS, "0.12")
 
 
 @pytest.mark.containerd
