@@ -20,7 +20,7 @@ from loguru import logger
 from nri_gpu._pb import drahealth_pb2 as pb
 from nri_gpu.domain.text import shown
 from nri_gpu.dra.questions import NodeView, OfferedDevice
-from nri_gpu.system.tasks import first_done
+from nri_gpu.system.tasks import set_within
 
 SERVICES: Final = ("v1.DRAResourceHealth", "v1alpha1.DRAResourceHealth")  # the same on the wire, and in PluginInfo
 MESSAGE_MAX: Final = 1000  # characters of ASCII; a pod's status has 1,024 bytes, and the kubelet cuts within characters
@@ -67,7 +67,7 @@ class DeviceHealthService:
             for each in answer.devices:
                 each.last_updated_time = int(time.time())
             yield answer
-            await first_done(changed.wait(), timeout_s=self._again_s)
+            await set_within(changed, self._again_s)
 
     def _health(self, device: OfferedDevice) -> pb.DeviceHealth:
         return pb.DeviceHealth(

@@ -49,7 +49,7 @@ from nri_gpu.policy.dra_settings import dra_faults
 from nri_gpu.policy.model import Policy
 from nri_gpu.system.server import listen, serve
 from nri_gpu.system.state import Changed, NodeState
-from nri_gpu.system.tasks import first_done
+from nri_gpu.system.tasks import set_within
 
 TICK_S: Final = 5.0  # between two looks for what changes with time alone
 BURST_S: Final = 0.05  # changes come in bursts, and a view is large
@@ -208,7 +208,7 @@ class DraController:
         until = loop.time() + self._wait_s
         while (view := self.view()).number == after and (left_s := until - loop.time()) > 0:
             self._woken.clear()
-            await first_done(self._woken.wait(), timeout_s=min(TICK_S, left_s))
+            await set_within(self._woken, min(TICK_S, left_s))
             await asyncio.sleep(BURST_S)
         return view
 

@@ -30,7 +30,7 @@ from nri_gpu.kubelet.registered_socket import EndpointTimes, check_reached
 from nri_gpu.system.folder_watch import ENTRIES, IN_MODIFY, folder_changed
 from nri_gpu.system.liveness import LivenessFile
 from nri_gpu.system.service_manager import Notifier, run_until_told
-from nri_gpu.system.tasks import Backoff, LogOnce, first_done, raised_alone
+from nri_gpu.system.tasks import Backoff, LogOnce, raised_alone, set_within
 
 REFRESHED_AT_ONCE: Final = 4  # claims
 THREADS: Final = 33  # the watch, and 32 questions to the API server at once; asyncio has 6 on two processors
@@ -168,7 +168,7 @@ class DriverProcess:
             known = [each for each in self._view.claims if tidy or each.reread] if self._view else []
             well = await self._refresh(claims, known, sweep=tidy)
             left_s = self._tidy_at - loop.time()
-            await first_done(self._changed.wait(), timeout_s=left_s if well else min(left_s, self._times.reread))
+            await set_within(self._changed, left_s if well else min(left_s, self._times.reread))
 
     async def _restore(self, specifications: ClaimSpecifications) -> None:
         """Write files again that somebody removes: without its file no container of a claim starts again.

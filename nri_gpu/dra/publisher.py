@@ -38,7 +38,7 @@ from nri_gpu.dra.slices import (
     specimen,
     without_daemon,
 )
-from nri_gpu.system.tasks import Backoff, LogOnce, cancelled, first_done
+from nri_gpu.system.tasks import Backoff, LogOnce, cancelled, set_within
 
 RETRY_AFTER_MAX_S: Final = 300.0
 _STALE: Final = (ConflictError, GoneError, NotFoundError)  # somebody wrote meanwhile: a list shows what is there now
@@ -178,7 +178,7 @@ class Publisher:
                 await asyncio.sleep(self._pauses.next_s())
                 self._written_at = loop.time()
             left_s = None if self._gates == ALL_GATES else max(0.0, self._probe_at - loop.time())
-            await first_done(self._woken.wait(), timeout_s=left_s)
+            await set_within(self._woken, left_s)
 
     async def _write(self, view: NodeView) -> bool:
         """Write what is not there as the view wants it. Return whether anything was written."""

@@ -23,7 +23,7 @@ from nri_gpu.driver.trees import planned
 from nri_gpu.host.modules import module_version
 from nri_gpu.policy.model import Policy
 from nri_gpu.system.state import NodeState
-from nri_gpu.system.tasks import LogOnce, first_done
+from nri_gpu.system.tasks import LogOnce, set_within
 
 LOOK_S: Final = 5.0  # between two looks, which take a millisecond where nothing changed
 RELEASE_LOOK_S: Final = 0.25  # while the daemon before this one ends
@@ -96,7 +96,7 @@ class DriverController:
             await self.look()
             self.looked.set()
             looks_s = RELEASE_LOOK_S if self._not_released else LOOK_S
-            await first_done(self._again.wait(), timeout_s=min(looks_s, self._retry_s))
+            await set_within(self._again, min(looks_s, self._retry_s))
 
     async def look(self) -> None:
         """Look once, and scan if needed. Staging may copy for as long as the disk takes."""

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Final
 from loguru import logger
 from msgspec import Struct
 
-from nri_gpu.system.tasks import first_done
+from nri_gpu.system.tasks import set_within
 
 if TYPE_CHECKING:
     from nri_gpu.system.folder_watch import FolderWatch
@@ -82,8 +82,7 @@ class NodeWatch:
 
     async def _wait(self, limit_s: float) -> bool:
         """Wait, and return whether something woke us before the time was up."""
-        await first_done(self._woken.wait(), timeout_s=limit_s)
-        woken = self._woken.is_set()
+        woken = await set_within(self._woken, limit_s)
         self._woken.clear()
         return woken
 

@@ -21,7 +21,7 @@ from nri_gpu.nri.convert import Configured
 from nri_gpu.policy.kubelet_settings import KubeletSettings
 from nri_gpu.system.state import Changed, NodeState
 from nri_gpu.system.succession import LOOK_S, Succession
-from nri_gpu.system.tasks import LogOnce, first_done, raised_alone
+from nri_gpu.system.tasks import LogOnce, first_done, raised_alone, set_within
 
 if TYPE_CHECKING:
     from nri_gpu.kubelet.registered_socket import Endpoint, EndpointTimes
@@ -191,7 +191,7 @@ class KubeletController:
                 if repr(error) != self._log.fault:
                     logger.opt(exception=True).error("bug: device plugin not up to date")
                 self._log.fault = repr(error)
-            await first_done(self._woken.wait(), timeout_s=self._tick_s)
+            await set_within(self._woken, self._tick_s)
 
     def _look(self, tasks: asyncio.TaskGroup, endpoint: type[Endpoint]) -> None:
         """Serve resources that are new, and send lists that changed; neither once another daemon takes over."""

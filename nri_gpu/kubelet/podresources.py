@@ -27,7 +27,7 @@ from nri_gpu.domain.allocation import (
 from nri_gpu.domain.errors import NriGpuError
 from nri_gpu.domain.text import shown
 from nri_gpu.kubelet.allocations import KubeletPods
-from nri_gpu.system.tasks import Backoff, LogOnce, first_done
+from nri_gpu.system.tasks import Backoff, LogOnce, set_within
 
 GETS_MAX: Final = 8  # with more pods than this waiting, one List is cheaper than a Get for each
 TIMEOUT_S: Final = 2.0
@@ -212,7 +212,7 @@ class Inquiry:
             await asyncio.sleep(seconds)
             return
         self._pods.asked.clear()
-        await first_done(self._pods.asked.wait(), timeout_s=seconds)
+        await set_within(self._pods.asked, seconds)
         self._pods.absent = not self._client.socket.is_socket()
 
     async def _question(self) -> None:
@@ -221,7 +221,7 @@ class Inquiry:
         if self._pods.questions or left_s <= 0:
             return
         self._pods.asked.clear()
-        await first_done(self._pods.asked.wait(), timeout_s=left_s)
+        await set_within(self._pods.asked, left_s)
 
     async def _ask(self) -> None:
         """Send a Get or List. A question that fails stays."""

@@ -27,7 +27,7 @@ from nri_gpu.mps.mps_daemon import MpsDaemon, MpsError, MpsTools
 from nri_gpu.mps.mps_folders import DaemonFolder, clients, leftovers, mount_fault, noted_folders, remove
 from nri_gpu.policy.mps_settings import MpsSettings
 from nri_gpu.system.state import NodeState
-from nri_gpu.system.tasks import Backoff, LogOnce, cancelled, first_done
+from nri_gpu.system.tasks import Backoff, LogOnce, cancelled, first_done, set_within
 
 FIRST_PAUSE_S: Final = 0.5
 LONGEST_PAUSE_S: Final = 30.0
@@ -266,7 +266,7 @@ class MpsController:
             while True:
                 enabled = self._node_state.settings.mps.enabled
                 lacking = enabled and (self._folders.fault or self._folders.unmade)
-                await first_done(self.woken.wait(), timeout_s=LOOK_S if lacking else None)
+                await set_within(self.woken, LOOK_S if lacking else None)
                 self.woken.clear()
                 self._look_for_mount()
                 self.prepare()

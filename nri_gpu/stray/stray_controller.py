@@ -25,7 +25,7 @@ from nri_gpu.stray.judge import Known, PodName, StrayProcess, StrayUse, containe
 from nri_gpu.stray.uses import Extent, Use
 from nri_gpu.system.child import python, run
 from nri_gpu.system.state import Changed, NodeState
-from nri_gpu.system.tasks import LogOnce, first_done
+from nri_gpu.system.tasks import LogOnce, set_within
 
 LOOK_LIMIT_S: Final = 20.0
 REPORTED_MAX: Final = 1024
@@ -117,7 +117,7 @@ class StrayController:
     async def run(self) -> None:
         """Run until cancelled. The first look comes after an interval: by then a daemon before this one is gone."""
         while True:
-            await first_done(self._woken.wait(), timeout_s=self._settings.every_s if self._settings.enabled else None)
+            await set_within(self._woken, self._settings.every_s if self._settings.enabled else None)
             self._woken.clear()
             if not self._settings.enabled:
                 self._forget()

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Final
 
-from nri_gpu.system.tasks import first_done
+from nri_gpu.system.tasks import set_within
 
 # sys/inotify.h
 IN_MODIFY: Final = 0x2
@@ -78,7 +78,7 @@ async def folder_changed(folder: Path, limit_s: float, events: int = ENTRIES) ->
         await asyncio.sleep(limit_s)
         return
     try:
-        await first_done(changed.wait(), timeout_s=limit_s)
+        await set_within(changed, limit_s)
     finally:
         watch.close()
 

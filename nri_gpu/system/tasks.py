@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import random
 import time
 from collections.abc import Awaitable, Callable, Iterable, Iterator
@@ -113,7 +114,7 @@ async def work_when_told(told: asyncio.Event, work: Callable[[], Awaitable[bool]
         await told.wait()
         told.clear()
         if not await work():
-            await first_done(told.wait(), timeout_s=retry_s)
+            await set_within(told, retry_s)
             told.set()
 
 
@@ -130,6 +131,17 @@ def tell(followers: Iterable[Callable[P, object]], *args: P.args, **kwargs: P.kw
         except Exception as error:
             name = getattr(follower, "__qualname__", repr(follower))
             logger.bind(follower=name).opt(exception=error).error("bug: a follower of changes failed; the rest goes on")
+
+
+async def set_within(event: asyncio.Event, limit_s: float | None) -> bool:
+    """Wait for the event, as long as that at most. Return whether it is set. limit_s: None waits without end.
+
+    One timer and no task: the idle daemon does little else than this.
+    """
+    with contextlib.suppress(TimeoutError):
+        async with asyncio.timeout(limit_s):
+            await event.wait()
+    return event.is_set()
 
 
 async def first_done(*waits: Awaitable[object], timeout_s: float | None = None) -> None:

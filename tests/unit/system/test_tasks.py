@@ -9,7 +9,7 @@ import pytest
 
 from nri_gpu.domain.errors import RestartNeededError
 from nri_gpu.domain.phrases import FIXES
-from nri_gpu.system.tasks import Backoff, LogOnce, first_done, raised_alone, to_its_end
+from nri_gpu.system.tasks import Backoff, LogOnce, first_done, raised_alone, set_within, to_its_end
 from tests.support.log import Log
 
 
@@ -103,3 +103,28 @@ async def test_a_cancellation_that_comes_as_the_work_ends_is_not_lost() -> None:
     task.cancel()
     with pytest.raises(asyncio.CancelledError):
         await task
+
+
+async def test_a_wait_ends_by_its_event_or_its_time() -> None:
+    event = asyncio.Event()
+    assert not await set_within(event, 0.01)
+    asyncio.get_running_loop().call_later(0.01, event.set)
+    assert await set_within(event, None)
+    assert await set_within(event, 0.0)
+
+
+async def test_a_wait_makes_no_task() -> None:
+    """The idle daemon waits every second of its life."""
+    before = asyncio.all_tasks()
+    waiting = asyncio.ensure_future(set_within(asyncio.Event(), 0.01))
+    await asyncio.sleep(0)
+    assert asyncio.all_tasks() == before | {waiting}
+    assert not await waiting
+
+
+async def test_a_wait_is_cancelled_with_its_task() -> None:
+    waiting = asyncio.ensure_future(set_within(asyncio.Event(), 60.0))
+    await asyncio.sleep(0)
+    waiting.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await waiting
