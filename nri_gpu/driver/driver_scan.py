@@ -109,10 +109,10 @@ def folder_signatures(driver_root: Path, library_dirs: Sequence[str] = ()) -> Si
     name = platform.machine()
     machines = [each for each in (table.MACHINES.get(name), table.COMPATIBLE.get(name)) if each]
     searched = search_paths(driver_root, machines, library_dirs)
-    return signatures((*searched, *(driver_root / folder for folder in table.BINARY_FOLDERS)))
+    return signatures((*searched, *(f"{driver_root}/{folder}" for folder in table.BINARY_FOLDERS)))
 
 
-def signatures(paths: Iterable[Path | None]) -> Signatures:
+def signatures(paths: Iterable[str | None]) -> Signatures:
     """Return a value that differs once a folder has other entries, or a file other content."""
     return tuple(found and found[:3] for found in (signature(path) if path else None for path in paths))
 

@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import re
 import stat
-from collections import deque
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Final, Self
 
 from msgspec import Struct
-from msgspec.structs import replace
 
 from nri_gpu.domain.errors import DriverError
 from nri_gpu.driver import table
@@ -38,8 +37,7 @@ class HostFile(Struct, frozen=True):
     @classmethod
     def of(cls, path: Path, relative: str, found: os.stat_result) -> Self:
         """Return the file at `path`, from its lstat(2)."""
-        identity = (found.st_size, found.st_mtime_ns, found.st_dev, found.st_ino)
-        return cls(path, relative, *identity, stat.S_IMODE(found.st_mode))
+        return cls(path, relative, *_identity(found))
 
     @property
     def content_facts(self) -> tuple[str, int, int, int]:
@@ -53,9 +51,10 @@ class HostFile(Struct, frozen=True):
     def unchanged(self) -> bool:
         """Return whether this file, with the same content as far as the kernel shows, is still there."""
         try:
-            return HostFile.of(self.path, self.relative, self.path.lstat()) == replace(self, content=None)
+            found = _identity(os.lstat(self.path))
         except OSError:
             return False
+        return found == (self.size_bytes, self.mtime_ns, self.device, self.inode, self.mode)
 
 
 class LeftOut(Struct, frozen=True):
@@ -107,30 +106,52 @@ def resolve(root: Path, path: Path) -> Path | None:
     An absolute link counts as it is while it stays below the root, else as inside a chroot: the root of a driver
     container links to /etc/alternatives and means its own.
     """
-    plain = Path(os.path.realpath(path))
-    if plain.is_relative_to(root) and plain.exists():
-        return plain
-    inside = _resolve_inside(root, path)
-    return inside if inside is not None and inside.exists() else None
+    found = resolve_text(os.fspath(root).rstrip("/"), os.fspath(path))
+    return None if found is None else Path(found)
 
 
-def _resolve_inside(root: Path, path: Path) -> Path | None:
-    parts, here, links = deque(path.relative_to(root).parts), root, 0
+def resolve_text(top: str, path: str) -> str | None:
+    """Return as `resolve`, for the looks every few seconds: a `Path` costs more than its stat(2).
+
+    top: the root without a slash at its end.
+    """
+    if os.path.exists(path):  # noqa: PTH110 - a string, as above
+        plain = os.path.realpath(path)
+        if f"{plain}/".startswith(f"{top}/"):
+            return plain
+    return _resolve_inside(top, path.removeprefix(top))
+
+
+def _resolve_inside(top: str, relative: str) -> str | None:
+    parts, here, links = relative.split("/")[::-1], top, 0
     while parts:
-        part = parts.popleft()
-        step = here / part
+        part = parts.pop()
         if part == "..":
-            here = root if here == root else here.parent
-        elif step.is_symlink():
+            here = here if here == top else _parent(here)
+        elif part not in ("", "."):
+            here = f"{here}/{part}"
+            try:
+                target = os.readlink(here)  # noqa: PTH115 - a string, as above
+            except (FileNotFoundError, NotADirectoryError, ValueError):  # a NUL byte is in no file's name
+                return None
+            except OSError as error:
+                if error.errno != errno.EINVAL:  # which says that it is no link
+                    raise
+                continue
             links += 1
             if links > LINKS_MAX:
                 return None
-            target = step.readlink()
-            here = root if target.is_absolute() else here
-            parts.extendleft(reversed(target.parts[1:] if target.is_absolute() else target.parts))
-        else:
-            here = step
-    return here
+            here = top if target.startswith("/") else _parent(here)
+            parts += target.split("/")[::-1]
+    return here or "/"
+
+
+def _parent(path: str) -> str:
+    return path.rpartition("/")[0]
+
+
+def _identity(found: os.stat_result) -> tuple[int, int, int, int, int]:
+    return found.st_size, found.st_mtime_ns, found.st_dev, found.st_ino, stat.S_IMODE(found.st_mode)
 
 
 def distinct_folders(root: Path, folders: Iterable[Path]) -> Iterator[Path]:

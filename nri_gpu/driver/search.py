@@ -20,7 +20,16 @@ from msgspec import Struct
 from nri_gpu.domain.errors import DriverError
 from nri_gpu.driver import table
 from nri_gpu.driver.elf import read_elf
-from nri_gpu.driver.host_files import LIBRARY_FILE, HostFile, LeftOut, distinct_folders, driver_root, examine, resolve
+from nri_gpu.driver.host_files import (
+    LIBRARY_FILE,
+    HostFile,
+    LeftOut,
+    distinct_folders,
+    driver_root,
+    examine,
+    resolve,
+    resolve_text,
+)
 from nri_gpu.system.storage import text_of
 
 CUDA, NVML = "libcuda", "libnvidia-ml"
@@ -176,18 +185,19 @@ def machine_of(name: str = "") -> table.Machine:
     raise DriverError(f"there is no NVIDIA driver for {name}, only for {', '.join(table.MACHINES)}")
 
 
-def search_paths(folder: Path, machines: Iterable[table.Machine], first: Sequence[str] = ()) -> Iterator[Path | None]:
+def search_paths(folder: Path, machines: Iterable[table.Machine], first: Sequence[str] = ()) -> Iterator[str | None]:
     """Yield every path that a search depends on, and None for a link that leads nowhere. Read no library."""
     root = Path(os.path.realpath(folder))
     configuration = tuple(_configuration(root, root / LOADER_CONFIGURATION, set()))
-    yield from dict.fromkeys(file for file, _ in configuration)
-    yield resolve(root, root / f"{LOADER_CONFIGURATION}.d")
+    yield from dict.fromkeys(str(file) for file, _ in configuration)
+    top = os.fspath(root).rstrip("/")
+    yield resolve_text(top, f"{top}/{LOADER_CONFIGURATION}.d")
     well_known = (folder for machine in machines for folder in machine.folders)
-    for each in dict.fromkeys(_places(root, (*first, *_named(configuration), *well_known))):
-        yield each
+    for each in dict.fromkeys(folder.strip("/") for folder in (*first, *_named(configuration), *well_known)):
+        yield f"{top}/{each}"
         for soname in SONAMES.values():
-            found = resolve(root, each / soname)
-            yield from (found, found and found.parent)
+            found = resolve_text(top, f"{top}/{each}/{soname}")
+            yield from (found, found and dirname(found))
 
 
 def loader_folders(root: Path) -> tuple[Path, ...]:

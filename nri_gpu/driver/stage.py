@@ -229,7 +229,7 @@ def prune(base: Path, unwanted: Callable[[Path], bool]) -> tuple[str, ...]:
 def staged_signatures(files: DriverFiles) -> Signatures:
     """Return signatures of the folders that containers get, some hundred. A folder that loses a file changes."""
     trees = sorted({tree.path for tree in files.trees.values()})
-    return signatures(Path(tree, part) for tree in trees for part in ("", LIBRARIES, LIBRARIES_32, BINARIES))
+    return signatures(f"{tree}/{part}" for tree in trees for part in ("", LIBRARIES, LIBRARIES_32, BINARIES))
 
 
 def staged_evidence(files: DriverFiles, compat: Iterable[CompatPackage] = ()) -> Signatures:
@@ -244,9 +244,9 @@ def staged_evidence(files: DriverFiles, compat: Iterable[CompatPackage] = ()) ->
         names = [part for part, _ in (*tree.libraries, *tree.libraries_32)] + [part for _, part in tree.files]
         for part in (*names, *(f"{BINARIES}/{name}" for name in tree.binaries)):
             parts.setdefault(part, tree.path)
-    paths = [Path(tree, part) for part, tree in sorted(parts.items())]
+    paths = [f"{tree}/{part}" for part, tree in sorted(parts.items())]
     for package in compat:
-        paths += (Path(package.path), *sorted(Path(package.path).glob("*")))
+        paths += (package.path, *sorted(map(str, Path(package.path).glob("*"))))
     return staged_signatures(files) + signatures(paths)
 
 

@@ -86,10 +86,10 @@ def stat_of(path: Path) -> os.stat_result | None:
         return None
 
 
-def signature(path: Path, *, follow: bool = True) -> Signature | None:
+def signature(path: str | Path, *, follow: bool = True) -> Signature | None:
     """Return a value that differs once a file's content does, or None without one. follow: a link to its file."""
     try:
-        found = path.stat(follow_symlinks=follow)
+        found = os.stat(path, follow_symlinks=follow)  # noqa: PTH116 - it may be a string
     except OSError:
         return None
     return found.st_dev, found.st_ino, found.st_mtime_ns, found.st_size

@@ -48,6 +48,23 @@ def test_a_link_that_leaves_the_root_leads_nowhere(root: Path, target: str) -> N
     assert verdict == LeftOut("lib64/libcuda.so.1", "leads to nothing below the driver root")
 
 
+@pytest.mark.parametrize("top", [False, True], ids=["a root of its own", "the whole file system"])
+def test_a_path_leads_where_a_chroot_would(root: Path, file: Path, top: bool) -> None:
+    """Also through folders that are links, as `lib64` is, and past a file or a name that is no path."""
+    (root / "lib").symlink_to("lib64")
+    (root / "far").mkdir()
+    (root / "far/up").symlink_to("../../../lib")  # above the root is the root
+    (root / "far/again").symlink_to("/far/./up/")
+    whole = Path("/") if top else root
+    assert resolve(whole, root / "lib" / file.name) == file
+    assert resolve(whole, root / "lib/../far/../lib" / file.name) == file
+    assert resolve(whole, root / "lib") == file.parent
+    assert resolve(root, root / "far/again" / file.name) == file
+    assert resolve(root, root) == root
+    for nothing in ("lib/gone/more", f"lib/{file.name}/more", "a\0b", "gone/../lib"):
+        assert resolve(whole, root / nothing) is None
+
+
 def fifo(file: Path) -> None:
     file.unlink()
     os.mkfifo(file)
