@@ -109,6 +109,7 @@ class NodeControllers:
         self.cache.subscribe(lambda _inventory, _began: self.inventory.answered())
         self.inventory.subscribe(self._driver.look_again)
         self._node_state.then(self._labels.again.set, Changed.NODE, Changed.POLICY)
+        self._node_state.then(self._snapshots.changed.set, Changed.NODE)
         self._node_state.then(self.health.changed.set, Changed.POLICY, Changed.LEDGER)
         self._node_state.then(self.health.follow_ledger, Changed.LEDGER)
         self._node_state.first(self.mps.prepare, Changed.NODE, Changed.POLICY)

@@ -27,7 +27,7 @@ from nri_gpu.host.modules import module_version, module_versions
 from nri_gpu.inventory.inventory_controller import InventoryCache
 from nri_gpu.system.state import NodeState
 from nri_gpu.system.storage import boot_id, read_bytes, write_whole
-from nri_gpu.system.tasks import LogOnce
+from nri_gpu.system.tasks import LogOnce, set_within
 
 SNAPSHOT_FILE: Final = "snapshot.json"
 SCHEMA: Final = "nri-gpu/snapshot/v2"  # from which on `taken_at` counts from the boot
@@ -119,7 +119,8 @@ def _mac(body: bytes, key: bytes) -> bytes:
     return hmac.new(key, body, hashlib.sha256).hexdigest().encode()
 
 
-LOOK_S: Final = 1.0  # between two comparisons of values in memory
+LOOK_S: Final = 5.0  # between two comparisons of values in memory, for what is no change of the node state
+BURST_S: Final = 1.0  # after a change, for those that come with it
 
 
 class EvidenceSource(Struct, frozen=True, kw_only=True):
@@ -152,6 +153,7 @@ class SnapshotController:
         self._host = host
         self._node_state = node_state
         self._written: object = None
+        self.changed = asyncio.Event()
         self._faults = LogOnce()
 
     def restore(self, cache: InventoryCache, with_health: Callable[[Inventory], Inventory]) -> bool:
@@ -196,7 +198,9 @@ class SnapshotController:
     async def run(self) -> None:
         while True:
             await self.keep()
-            await asyncio.sleep(LOOK_S)
+            if await set_within(self.changed, LOOK_S):
+                await asyncio.sleep(BURST_S)
+                self.changed.clear()
 
     async def keep(self) -> None:
         """Write the snapshot if something changed since it was written."""

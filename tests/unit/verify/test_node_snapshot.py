@@ -21,9 +21,12 @@ from nri_gpu.driver.stage import stage
 from nri_gpu.inventory.inventory_controller import InventoryCache
 from nri_gpu.inventory.topology_file import load_topology
 from nri_gpu.inventory.topology_source import TopologySource
-from nri_gpu.system.state import NodeState
+from nri_gpu.system.state import Changed, NodeState
+from nri_gpu.system.tasks import cancelled
 from nri_gpu.verify.node_snapshot import (
+    BURST_S,
     BYTES_MAX,
+    LOOK_S,
     SNAPSHOT_FILE,
     Evidence,
     EvidenceSource,
@@ -264,6 +267,19 @@ def test_it_is_written_when_something_changed_and_not_before_the_driver_answered
     machine.node_state.put_inventory(replace(machine.inventory, taken_at=2.0, gpus=()))
     asyncio.run(controller.keep())
     assert machine.file.stat().st_ino != first
+
+
+async def test_it_is_written_soon_after_a_change(machine: Machine) -> None:
+    """Not by the look, which comes later."""
+    controller = machine.controller()
+    machine.node_state.then(controller.changed.set, Changed.NODE)
+    keeping = asyncio.create_task(controller.run())
+    await asyncio.sleep(0)
+    machine.put()
+    async with asyncio.timeout((BURST_S + LOOK_S) / 2):
+        while not machine.file.exists():  # noqa: ASYNC110 - a file tells nothing
+            await asyncio.sleep(0.1)
+    await cancelled([keeping])
 
 
 def test_a_folder_that_cannot_be_written_is_logged_once(machine: Machine, log: Log) -> None:
