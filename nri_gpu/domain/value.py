@@ -16,7 +16,8 @@ from collections.abc import Set as AbstractSet
 from enum import Enum
 from functools import cache
 from operator import attrgetter
-from typing import ClassVar, TypeVar, overload
+from types import NoneType
+from typing import Any, ClassVar, TypeVar, overload
 
 import msgspec
 from msgspec import NODEFAULT, Struct
@@ -61,23 +62,36 @@ def encode(value: Struct) -> dict[str, object]: ...
 def encode(value: object) -> object: ...
 def encode(value: object) -> object:
     """Return the value as JSON values. Raises: TypeError: it has a part that cannot be read back."""
-    if isinstance(value, Enum):
-        return value.value
-    if value is None or isinstance(value, str | int | float):
-        return value
-    if isinstance(value, Struct):
-        parts = ((name, getattr(value, name), default) for name, default in _defaults(type(value)))
-        return {name: encode(part) for name, part, default in parts if part != default}
-    if isinstance(value, Mapping):
-        pairs = [(encode(key), encode(each)) for key, each in value.items()]
-        if all(isinstance(key, str) for key, _ in pairs):
-            return dict(sorted(pairs))
-        return sorted(pairs, key=lambda pair: json.dumps(pair[0]))
-    if isinstance(value, AbstractSet):
-        return sorted((encode(each) for each in value), key=json.dumps)
-    if isinstance(value, tuple | list):
-        return [encode(each) for each in value]
-    raise TypeError(f"{type(value).__name__} cannot be recorded")
+    kind: type = type(value)
+    return _encoder(kind)(value)
+
+
+@cache
+def _encoder(kind: type) -> Callable[[Any], object]:
+    """Return what encodes values of a class: it is the same for all of them, and each decision has a hundred."""
+    if issubclass(kind, Enum):
+        return attrgetter("value")
+    if issubclass(kind, str | int | float | NoneType):
+        return lambda value: value
+    if issubclass(kind, Struct):
+        defaults = _defaults(kind)
+        return lambda value: {
+            name: encode(part) for name, default in defaults if (part := getattr(value, name)) != default
+        }
+    if issubclass(kind, Mapping):
+        return _encode_mapping
+    if issubclass(kind, AbstractSet):
+        return lambda value: sorted(map(encode, value), key=json.dumps)
+    if issubclass(kind, tuple | list):
+        return lambda value: list(map(encode, value))
+    raise TypeError(f"{kind.__name__} cannot be recorded")
+
+
+def _encode_mapping(value: Mapping[object, object]) -> object:
+    pairs = [(encode(key), encode(each)) for key, each in value.items()]
+    if all(isinstance(key, str) for key, _ in pairs):
+        return dict(sorted(pairs))
+    return sorted(pairs, key=lambda pair: json.dumps(pair[0]))
 
 
 @cache
