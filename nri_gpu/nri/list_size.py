@@ -131,6 +131,8 @@ def _texts(data: bytes, last: int) -> dict[int, str]:
 
 def _varint(data: bytes, position: int) -> tuple[int, int]:
     """Return a number and the position behind it."""
+    if position < len(data) and data[position] < 0x80:  # as nearly always
+        return data[position], position + 1
     value = shift = 0
     for at in range(position, min(len(data), position + _VARINT_MAX)):
         byte = data[at]
