@@ -46,6 +46,7 @@ PIPE_BUF: Final = 4096  # bytes
 FULL_S: Final = 0.01  # between two attempts to write to a full journal, at the end
 # The priorities of syslog(3), by loguru's names.
 _PRIORITIES: Final = {"TRACE": 7, "DEBUG": 7, "INFO": 6, "WARNING": 4, "ERROR": 3, "CRITICAL": 2}
+_QUOTED: Final = frozenset(' "=\\')  # a value with one of these is quoted
 _ESCAPES: Final = {"\\": "\\\\", '"': '\\"'}
 _handlers: Final = [0]  # loguru's ids of what `_use` added; it starts with a handler 0 of its own
 
@@ -100,9 +101,10 @@ class _Line(Struct, frozen=True):
     fields: tuple[tuple[str, str], ...] = ()
 
     @classmethod
-    def of(cls, record: Record) -> _Line:
+    def of(cls, record: Record, *, fields: bool) -> _Line:
         clock = record["time"].strftime("%H:%M:%S.%f ")
-        return cls(line_of(record), _PRIORITIES.get(record["level"].name, 6), clock, tuple(_journal_fields(record)))
+        named = tuple(_journal_fields(record)) if fields else ()
+        return cls(line_of(record), _PRIORITIES.get(record["level"].name, 6), clock, named)
 
 
 class _Sink:
@@ -118,7 +120,7 @@ class _Sink:
 
     def take(self, message: Message) -> None:
         if len(self._waiting) < WAITING_LINES:
-            self._waiting.append(_Line.of(message.record))
+            self._waiting.append(_Line.of(message.record, fields=isinstance(self._channel, _Journal)))
         else:
             self._dropped += 1
         self._write()
@@ -216,6 +218,6 @@ def _plain(value: object) -> str:
 
 
 def _quoted(text: str) -> str:
-    if text.isprintable() and not any(c in ' "=\\' for c in text):
+    if text.isprintable() and _QUOTED.isdisjoint(text):
         return text
     return '"' + "".join(_ESCAPES.get(c) or (c if c.isprintable() else ascii(c)[1:-1]) for c in text) + '"'
