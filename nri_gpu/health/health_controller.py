@@ -249,7 +249,8 @@ class HealthController:
                 self._listener.listen(frozenset(gpu.pci_bus_id for gpu in self._listened(ledger)))
             self._stops.update(holders_of(self._health.withheld, ledger), self._node_state.settings)
             # A container holds what the last refresh neither showed nor knew to be held: the next does.
-            if self._seen and (self._held() or NO_UNITS) - self._shown - (self._held_at_refresh or NO_UNITS):
+            known = self._shown | (self._held_at_refresh or NO_UNITS)
+            if self._seen and any(use.load for uuid, use in ledger.usage().items() if uuid not in known):
                 self._refresh_soon()
             await self.changed.wait()
 
