@@ -18,6 +18,7 @@ from nri_gpu.system.liveness import LivenessFile
 
 def run(args: argparse.Namespace) -> int:
     """Serve until a signal. Return an exit code."""
+    logs.set_up(args.log_level)
     set_up_grpc()
     from nri_gpu.dra.api_access import AccessError, by_kubeconfig, in_cluster
     from nri_gpu.dra.api_server import ApiServer
@@ -30,7 +31,6 @@ def run(args: argparse.Namespace) -> int:
         access = by_kubeconfig(Path(args.kubeconfig)) if args.kubeconfig else in_cluster()
     except AccessError as error:
         raise CommandError(Exit.CONFIGURATION, error) from None
-    logs.set_up(args.log_level)
     node = args.node_name or os.environ.get("NODE_NAME") or socket.gethostname().lower()  # as the kubelet has it
     api_server = ApiServer(access)
     daemon = DaemonClient(Path(args.state_dir or DEFAULT_STATE))

@@ -18,12 +18,12 @@ from nri_gpu.policy.read import override
 
 def run(args: argparse.Namespace) -> int:
     """Guard until a signal. Return an exit code."""
+    logs.set_up(args.log_level)
     options = {"plugin.socket": args.socket} if args.socket else {}
     try:
         fallback = override(Policy.default(), options)
     except PolicyError as error:
         raise CommandError(Exit.USAGE, "\nnri-gpu: ".join(map(str, error.faults))) from None
-    logs.set_up(args.log_level)
     state_dir, path = Path(args.state_dir or DEFAULT_STATE), Path(args.policy) if args.policy else None
     settings = guard_settings(state_dir, path, options) or fallback
     process = GuardProcess(settings, daemon_state(state_dir, path), Path(args.run_dir or DEFAULT_RUN_DIR))

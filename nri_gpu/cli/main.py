@@ -330,6 +330,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     asked = [verb for verb in VERBS if [verb.name] == arguments[:1]]
     args = _parser(asked or VERBS).parse_args(arguments)  # describing all verbs takes longer than reading the policy
     run = _imported(args.module)
+    if args.dropped or not getattr(args, "log_level", None):  # a verb that serves sets up the log itself, at once
+        from nri_gpu.daemon.logs import set_up_command  # not for --help, which needs no log
+
+        set_up_command()
     _warn_of(args.dropped)
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="backslashreplace")  # a path may have letters that this locale lacks
@@ -358,18 +362,15 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _imported(module: str) -> Callable[[argparse.Namespace], int]:
-    """Return the verb, which logs warnings alone until it asks for more.
+    """Return the verb.
 
     The garbage collector need not look through what is imported: that was a tenth of a start.
     """
     gc.disable()
     os.environ.setdefault("LOGURU_AUTOINIT", "False")  # no handler of its own, which would be a twentieth of a start
     run: Callable[[argparse.Namespace], int] = importlib.import_module(module).run
-    from nri_gpu.daemon.logs import set_up_command  # not for --help, which needs no log
-
     gc.freeze()
     gc.enable()
-    set_up_command()
     return run
 
 

@@ -37,6 +37,7 @@ WATCHDOG_EVERY: Final = 50  # looks at whether the state folder is free
 def run(args: argparse.Namespace) -> int:
     """Serve until a signal. Return an exit code."""
     launched = os.environ.get("NRI_PLUGIN_SOCKET", "")
+    logs.set_up(args.log_level, journal=bool(launched))
     state = StateFolder(Path(args.state_dir or DEFAULT_STATE))
     succession = Succession(state.path)
     try:
@@ -46,7 +47,6 @@ def run(args: argparse.Namespace) -> int:
         raise CommandError(Exit.USAGE, sentence) from None
     try:
         policy_file = PolicyFile(args.policy, options_in(vars(args)), state.path, PolicyMemory(unit_folder()))
-        logs.set_up(args.log_level, journal=bool(launched))
         liveness = LivenessFile(Path(args.run_dir) if args.run_dir else None)
         _open(state, succession if args.stand_by else None, liveness, kubelet=args.kubelet is not False)
         key = state.key()

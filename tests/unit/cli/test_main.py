@@ -13,7 +13,8 @@ import pytest
 from nri_gpu import __version__
 from nri_gpu.cli import check_command, gpus_command
 from nri_gpu.cli import main as cli
-from nri_gpu.domain.errors import Exit
+from nri_gpu.daemon import logs
+from nri_gpu.domain.errors import CommandError, Exit
 from nri_gpu.policy.document import SECTIONS, options_in, setting
 from nri_gpu.policy.forms import settings_of
 from tests.support.daemon import FOUR_GPUS
@@ -116,6 +117,21 @@ def test_an_option_that_is_gone_is_ignored_with_a_warning(
         assert len(lines) == len(expected)
         assert all(each.startswith("WARNING option was removed and is ignored ") for each in lines)
         assert all(fix in line for fix, line in zip(expected, lines, strict=True))
+
+
+@pytest.mark.parametrize("verb", [each.name for each in cli.VERBS if any(cli.LOG_LEVEL is one for one in each.options)])
+def test_a_verb_that_serves_sets_up_the_log_once(monkeypatch: pytest.MonkeyPatch, verb: str) -> None:
+    """Each handler of loguru's takes a twentieth of the daemon's start. It is there before anything can be logged."""
+    added: list[str] = []
+
+    def set_up(level: str, **_: bool) -> None:
+        added.append(level)
+        raise CommandError(Exit.USAGE, "as far as this test goes")
+
+    monkeypatch.setattr(logs, "set_up_command", lambda: added.append("WARNING"))
+    monkeypatch.setattr(logs, "set_up", set_up)
+    assert cli.main([verb, "--log-level", "error"]) == Exit.USAGE
+    assert added == ["ERROR"]
 
 
 def test_launched_by_the_runtime_it_runs(monkeypatch: pytest.MonkeyPatch) -> None:
