@@ -10,7 +10,8 @@ from pathlib import Path
 from nri_gpu.daemon import logs
 from nri_gpu.domain.errors import CommandError, Exit, PolicyError
 from nri_gpu.domain.names import DEFAULT_STATE
-from nri_gpu.plugin.guard_process import GuardProcess, daemon_state, guard_settings
+from nri_gpu.plugin.guard_process import GuardProcess, guard_settings
+from nri_gpu.plugin.guard_state import DaemonState
 from nri_gpu.plugin.guard_status import DEFAULT_RUN_DIR
 from nri_gpu.policy.model import Policy
 from nri_gpu.policy.read import override
@@ -26,7 +27,7 @@ def run(args: argparse.Namespace) -> int:
         raise CommandError(Exit.USAGE, "\nnri-gpu: ".join(map(str, error.faults))) from None
     state_dir, path = Path(args.state_dir or DEFAULT_STATE), Path(args.policy) if args.policy else None
     settings = guard_settings(state_dir, path, options) or fallback
-    process = GuardProcess(settings, daemon_state(state_dir, path), Path(args.run_dir or DEFAULT_RUN_DIR))
+    process = GuardProcess(settings, DaemonState(state_dir, path), Path(args.run_dir or DEFAULT_RUN_DIR))
     gc.collect()
     gc.freeze()
     return asyncio.run(process.run())

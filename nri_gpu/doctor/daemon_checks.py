@@ -260,6 +260,13 @@ def guard_finding(seen: Examined) -> Finding:
             "pods to have them granted",
             "journalctl -u nri-gpu-guard    # names them",
         )
+    if status.policy_fault:
+        return warning(
+            subject,
+            f"it cannot use the policy as it is written now, and goes by the one from before: {status.policy_fault}",
+            "nri-gpu check",
+            "journalctl -u nri-gpu-guard -e",
+        )
     how = "creations and starts" if status.validates else "starts"
     return ok(subject, f"connected, and checks {how} of containers")
 

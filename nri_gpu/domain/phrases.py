@@ -179,7 +179,7 @@ CATALOGUE: Final[Mapping[str, Mapping[str, tuple[str, str]]]] = {
         ),
         "policy not reloaded, the old one stays": (
             "The policy file has a fault or is gone, or the runtime sends no policy any more; the policy from "
-            "before holds on.",
+            "before holds on. Logged by the guard, it is about the copy that the daemon keeps in its state folder.",
             "Fix it or put it back, then reload nri-gpu; for the defaults run `nri-gpu check --forget` before.",
         ),
         "policy has a table without a key": (
@@ -433,6 +433,11 @@ CATALOGUE: Final[Mapping[str, Mapping[str, tuple[str, str]]]] = {
         "ledger.json not written; signed grants on containers stay valid": (
             "The state folder cannot be written.",
             MAKE_ROOM,
+        ),
+        "many containers wait to be removed": (
+            "Containers that were created and never started lost their GPUs to others; each is remembered until it is "
+            "removed, so that it never starts.",
+            "Remove containers that stay in state Created (`crictl ps -a --state Created`), or their pods.",
         ),
         "journal not written; signed grants on containers stay valid": (
             "The state folder cannot be written, so a crash may lose the grants of the last seconds.",

@@ -1,14 +1,12 @@
 """The guard, which refuses containers that asked for GPUs and carry no valid grant, whatever became of the daemon.
 
-It reads the daemon's state folder anew for each container that asked, some ten microseconds in memory: the key and the
-policy may be replaced at any moment.
+Of the daemon it knows what is in the state folder (`plugin/guard_state.py`): the key, the policy and the journal.
 """
 
 from __future__ import annotations
 
 import re
 from collections.abc import Callable, Collection, Sequence
-from pathlib import Path
 from typing import Final, Protocol
 
 from loguru import logger
@@ -36,10 +34,7 @@ from nri_gpu.nri.session import Listed
 from nri_gpu.nri.subscription import HEED_STARTS, Event, Lifecycle
 from nri_gpu.plugin.counts import Counts
 from nri_gpu.plugin.decision_log import container_fields, log_refusal, log_revoked
-from nri_gpu.plugin.registration_pause import FILE as AWAY_FILE
 from nri_gpu.policy.model import Policy
-from nri_gpu.system.storage import KeyLengthError, Signature, read_key, signature
-from nri_gpu.system.tasks import LogOnce
 
 EVENTS: Final = (Event.START_CONTAINER, Event.VALIDATE_CONTAINER_ADJUSTMENT)
 # A containerd of this line restores checkpoints, of whose start it tells nobody, and does not ask for validation yet.
@@ -60,52 +55,6 @@ class GuardState(Protocol):
 
         Raises: OSError: nobody can tell.
         """
-
-
-class DaemonState:
-    """The daemon's state folder, read only.
-
-    read_policy: called again when one of the policy_files has changed. read_revoked: raises OSError.
-    """
-
-    def __init__(
-        self,
-        folder: Path,
-        policy_files: tuple[Path, ...],
-        read_policy: Callable[[], Policy],
-        read_revoked: Callable[[], Collection[ContainerId]] = tuple,
-    ) -> None:
-        self.revoked = read_revoked
-        self._folder = folder
-        self._policy_files = policy_files
-        self._read_policy = read_policy
-        self._known: tuple[tuple[Signature | None, ...], Policy] | None = None
-        self._faults = LogOnce()
-
-    def key(self) -> bytes | None:
-        """Return the key; None where there is none, or where somebody else could have written it."""
-        file = self._folder / "key"
-        try:
-            key = read_key(file)
-        except (FileNotFoundError, KeyLengthError):
-            return None
-        except OSError as error:
-            fault = error.strerror or str(error)
-            self._faults.warning("key not read: no signed grant is valid", fault, path=str(file))
-            return None
-        self._faults.clear()
-        return key
-
-    def away_opens_nothing(self) -> bool:
-        """Return whether the daemon found that no container can start here without what it was granted."""
-        return (self._folder / AWAY_FILE).exists()
-
-    def policy(self) -> Policy:
-        """Return the policy, parsed again only after its files changed."""
-        signatures = tuple(map(signature, self._policy_files))
-        if self._known is None or self._known[0] != signatures:
-            self._known = (signatures, self._read_policy())
-        return self._known[1]
 
 
 class Found(Struct):

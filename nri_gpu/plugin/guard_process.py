@@ -14,24 +14,14 @@ from msgspec.structs import replace
 from nri_gpu.domain.container import Container
 from nri_gpu.domain.errors import Exit, PolicyError
 from nri_gpu.nri.convert import Configured
-from nri_gpu.plugin.guard import DaemonState, Guard
+from nri_gpu.plugin.guard import Guard
+from nri_gpu.plugin.guard_state import DaemonState
 from nri_gpu.plugin.guard_status import REPORT_EVERY_S, GuardStatus, process_started, write_guard_status
 from nri_gpu.plugin.request_sizes import Sizes
 from nri_gpu.plugin.supervisor import Identity, SessionFollowers, Supervisor
 from nri_gpu.policy.model import Policy
 from nri_gpu.policy.plugin_settings import PluginSettings
-from nri_gpu.records.journal import JOURNAL, revoked_in
-from nri_gpu.records.policy_file import (
-    DEFAULT_PATH,
-    LAST_GOOD,
-    OPTIONS,
-    build_policy,
-    kept_options,
-    load_last_good,
-    load_policy,
-    read_policy,
-    was_kept,
-)
+from nri_gpu.records.policy_file import build_policy, load_last_good, read_policy, was_kept
 from nri_gpu.system.container_stops import stop_containers
 from nri_gpu.system.liveness import LivenessFile
 from nri_gpu.system.runtime_cri import REVOKED, RuntimeCri
@@ -58,22 +48,6 @@ def guard_settings(state_dir: Path, path: Path | None, options: Mapping[str, obj
         return None
 
 
-def daemon_state(folder: Path, path: Path | None) -> DaemonState:
-    """Return the daemon's state folder, with the policy that it used last, so that both ignore the same requests."""
-
-    def read() -> Policy:
-        try:
-            options = kept_options(folder)
-            return load_last_good(folder, options) or load_policy(path, options, all_options=False)
-        except (PolicyError, OSError) as error:
-            fault = str(error.faults[0] if isinstance(error, PolicyError) else error)
-            logger.bind(fault=fault).error("policy not usable: every container that requests GPUs needs a valid grant")
-            return Policy.broken(fault)
-
-    files = (folder / LAST_GOOD, folder / OPTIONS, path or DEFAULT_PATH)
-    return DaemonState(folder, files, read, lambda: revoked_in(folder / JOURNAL))
-
-
 def _plugin_settings(policy: Policy, fallback: Policy) -> PluginSettings:
     return (fallback if policy.fault else policy).plugin
 
@@ -81,6 +55,7 @@ def _plugin_settings(policy: Policy, fallback: Policy) -> PluginSettings:
 class GuardProcess:
     def __init__(self, settings: Policy, state: DaemonState, run_dir: Path) -> None:
         self._settings = settings
+        self._state = state
         self._run_dir = run_dir
         self._status = GuardStatus(pid=os.getpid(), started=process_started(os.getpid()))
         self._faults = LogOnce()
@@ -95,18 +70,18 @@ class GuardProcess:
         self._supervisor = Supervisor(
             self._guard, lambda: identity, followers, sizes, away_opens_nothing=state.away_opens_nothing
         )
-        self._stopping: set[asyncio.Task[None]] = set()
-        state.policy()  # parsed now, and not while the runtime waits
+        self._tasks: set[asyncio.Task[None]] = set()
 
     async def run(self) -> Exit:
         self._keep_writing()
         self._liveness.keep(lambda: self._status.connected)
+        self._tasks.add(asyncio.create_task(self._state.follow()))
         serving = asyncio.create_task(self._supervisor.run(Path(self._settings.plugin.socket)))
         return await run_until_told(serving, self._notifier, self._ending)
 
     async def _ending(self) -> None:
         await self._supervisor.stop(DRAIN_S)
-        await cancelled(self._stopping)
+        await cancelled(self._tasks)
 
     def _configured(self, configured: Configured) -> None:
         self._guard.runtime, self._guard.version = configured.runtime, configured.version
@@ -131,8 +106,8 @@ class GuardProcess:
             self._cri.kill({each.id: each.pod.full_name for each in found.revoked}, REVOKED)
         if found.running and self._settings.guard.stop_ungranted:
             task = asyncio.create_task(self._stop_containers(found.running))
-            self._stopping.add(task)
-            task.add_done_callback(self._stopping.discard)
+            self._tasks.add(task)
+            task.add_done_callback(self._tasks.discard)
 
     def _away(self, why: str) -> None:
         self._notifier.status(f"not connected: {why}")
@@ -146,7 +121,7 @@ class GuardProcess:
 
     def _write_status(self) -> None:
         with self._faults.guard("guard status not written", path=str(self._run_dir)):
-            write_guard_status(self._run_dir, self._status)
+            write_guard_status(self._run_dir, replace(self._status, policy_fault=self._state.policy_fault))
 
     def _keep_writing(self) -> None:
         self._write_status()

@@ -30,6 +30,7 @@ class GuardStatus(Struct, frozen=True, kw_only=True, tag_field="schema", tag="nr
     ungranted: int = 0  # containers that ran without the GPUs they asked for when it connected last
     fault: str = ""  # why it is not connected
     cri_fault: str = ""  # why the runtime's CRI cannot be asked
+    policy_fault: str = ""  # why the policy as it is written cannot be used; the one from before is in force
 
 
 def write_guard_status(folder: Path, status: GuardStatus) -> None:

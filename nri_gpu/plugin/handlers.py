@@ -277,8 +277,8 @@ class Plugin:
             return True
         revoked = after.outdone(grant)
         written = self._needs.recorder.granted(grant, signed, now, revoked)
-        if written:
-            self._granted.revoked = {**self._granted.revoked, **revoked}
+        if written and revoked:
+            self._granted.revoke(revoked)
         return written or not revoked.keys() - self._granted.revoked.keys()
 
     def _note(self, container: Container, decision: Decision, node: Node, elapsed_s: float) -> None:

@@ -32,6 +32,7 @@ from nri_gpu.plugin.dependencies import PluginDependencies
 from nri_gpu.policy.model import Policy
 from nri_gpu.system.process import user_of
 from nri_gpu.system.state import NodeState
+from nri_gpu.system.tasks import LogOnce
 
 OVER: Final = Reason(
     Code.GPU_BUSY,
@@ -43,6 +44,8 @@ NO_USER: Final = Reason(
     "the user id of this container's process cannot be read from /proc, and an MPS daemon serves one user: "
     "nri-gpu needs the rights of the systemd drop-in mps.conf (docs/mps.md).",
 )
+MANY_REVOKED: Final = 4096  # of some 130 bytes each in the journal; none is dropped for number or age
+MANY: Final = f"{MANY_REVOKED} containers or more were created, never started and never removed: their GPUs went to others"
 
 
 class LedgerHolder(Protocol):
@@ -71,6 +74,7 @@ class GrantedContainers:
         self._plugin = plugin
         self._needs = needs
         self._key = key
+        self._faults = LogOnce()
 
     def signed_grant(self, container: Container) -> SignedGrant | InvalidGrant | None:
         """Return the grant that is written on a container; None where there is none."""
@@ -193,6 +197,12 @@ class GrantedContainers:
             has = replace(known, numbers=known.numbers | has.numbers)
         plugin.apply(FoundAtStart(self._needs.clock(), has))
         return None
+
+    def revoke(self, lost: Mapping[ContainerId, PodId]) -> None:
+        """Let containers never start any more: others were granted their GPUs. The journal has them already."""
+        self.revoked = {**self.revoked, **lost}
+        if len(self.revoked) >= MANY_REVOKED:
+            self._needs.later(lambda: self._faults.note("many containers wait to be removed", MANY))
 
     def end_revoked(self, running: Iterable[Grant]) -> None:
         """Kill, of these containers, those that must not run, since others hold their GPUs; the rest has its own back.

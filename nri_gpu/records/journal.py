@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import errno
 import os
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from contextlib import suppress
 from pathlib import Path
 from types import MappingProxyType
@@ -43,11 +43,12 @@ class Journal:
         self._compact_bytes = compact_bytes
         self._fd: int | None = None
         self._bytes = 0
+        self._kept_bytes = 0  # by the last `compact`: what is kept does not make the file full again
 
     @property
     def full(self) -> bool:
         """Return whether it is time to `compact`."""
-        return self._bytes > self._compact_bytes
+        return self._bytes - self._kept_bytes > self._compact_bytes
 
     def granted(
         self, grant: Grant, signed: str, now: float, revoked: Mapping[ContainerId, PodId] = MappingProxyType({})
@@ -84,7 +85,7 @@ class Journal:
             lines.append(_encoded(_Line(revoked=revoked)))
         self.close()
         write_whole(self._path, b"".join(lines))
-        self._bytes = sum(map(len, lines))
+        self._bytes = self._kept_bytes = sum(map(len, lines))
 
     def close(self) -> None:
         """Close the file; the next append opens it again."""
@@ -125,19 +126,76 @@ def revoked_in(path: Path) -> Mapping[ContainerId, PodId]:
     There are none without a journal. Raises: OSError, if the journal is there and cannot be read.
     """
     found: dict[ContainerId, PodId] = {}
-    for line in _lines(path):
+    _revoke(found, _lines(path))
+    return found
+
+
+class RevokedReader:
+    """The reader of revoked containers in another process's journal, who reads only what was appended since.
+
+    The file stays open: until then no other file can have its inode number.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._fd: int | None = None
+        self._seen: os.stat_result | None = None  # the file as it was read
+        self._offset = 0  # of the last line: it may have been read while it was written, so it is read once more
+        self._found: dict[ContainerId, PodId] = {}
+
+    def revoked(self) -> Mapping[ContainerId, PodId]:
+        """Return what `revoked_in` does, of the file as it is now. Raises: OSError, likewise."""
+        try:
+            now, seen = self._path.stat(), self._seen
+            if seen is None or not os.path.samestat(now, seen) or now.st_size < seen.st_size:
+                self._open()
+            elif (now.st_size, now.st_mtime_ns) == (seen.st_size, seen.st_mtime_ns):
+                return self._found
+            elif now.st_size == seen.st_size:  # written over
+                self._open()
+            self._read()
+        except FileNotFoundError:
+            self._close()
+        except OSError:
+            self._close()
+            raise
+        return self._found
+
+    def _open(self) -> None:
+        self._close()
+        self._fd = os.open(self._path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+
+    def _read(self) -> None:
+        assert self._fd is not None
+        seen = os.fstat(self._fd)
+        content = os.pread(self._fd, seen.st_size - self._offset, self._offset)
+        _revoke(self._found, _decoded(content))
+        self._offset += max(content.rfind(b"\n"), 0)
+        self._seen = seen
+
+    def _close(self) -> None:
+        if self._fd is not None:
+            os.close(self._fd)
+        self._fd, self._seen, self._offset, self._found = None, None, 0, {}
+
+
+def _revoke(found: dict[ContainerId, PodId], lines: Iterable[_Line]) -> None:
+    for line in lines:
         found |= line.revoked
         for each in line.removed:
             found.pop(each, None)
-    return found
 
 
 def _lines(path: Path) -> Iterator[_Line]:
     try:
-        lines = path.read_bytes().splitlines()
+        content = path.read_bytes()
     except FileNotFoundError:
         return
-    for line in lines:
+    yield from _decoded(content)
+
+
+def _decoded(content: bytes) -> Iterator[_Line]:
+    for line in content.splitlines():
         with suppress(ValueError, RecursionError):  # cut short, or edited by hand
             yield msgspec.json.decode(line, type=_Line)
 

@@ -104,6 +104,7 @@ GUARDS: dict[str, Callable[[DoctorNode], None]] = {
     "in a pod, seen from the host": in_a_pod,
     "not connected": guard(connected=False, fault="no NRI socket"),
     "with ungranted containers": guard(ungranted=3),
+    "by the policy from before": guard(policy_fault="policy.last: is not TOML"),
     "of an earlier process": guard(started="1"),
 }
 

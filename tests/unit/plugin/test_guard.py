@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Final
@@ -13,13 +13,12 @@ from nri_gpu._pb import nri_pb2 as pb
 from nri_gpu.domain.container import ContainerId
 from nri_gpu.nri.convert import DecodeError
 from nri_gpu.nri.subscription import Event
-from nri_gpu.plugin.guard import DaemonState, Guard
+from nri_gpu.plugin.guard import Guard
 from nri_gpu.plugin.request_sizes import Sizes
 from nri_gpu.plugin.supervisor import Identity, SessionFollowers, Supervisor
 from nri_gpu.policy.forms import Globs
 from nri_gpu.policy.model import EnvironmentSettings, NamespaceRules, Otherwise, Policy
 from nri_gpu.policy.plugin_settings import PluginSettings
-from nri_gpu.records.state_folder import StateFolder
 from nri_gpu.ttrpc import OK, Status
 from tests.support import nri_messages as nri
 from tests.support.log import Log
@@ -256,47 +255,6 @@ def test_a_container_of_a_claim_needs_a_grant_whatever_is_in_its_variable() -> N
     asking, granted = Bench().granted()
     granted.env.append("NRI_GPU_CLAIM_X_0=v1")
     assert start(guard, asking, granted) == b""
-
-
-# ---- the daemon's state folder
-
-
-def daemon_state(folder: Path, read: Callable[[], Policy] = Policy.default) -> DaemonState:
-    return DaemonState(folder, (folder / "policy.last", folder / "policy.toml"), read)
-
-
-def test_the_key_that_the_daemon_made_and_no_copy_of_it(tmp_path: Path, log: Log) -> None:
-    state, file = daemon_state(tmp_path), tmp_path / "key"
-    assert state.key() is None
-    made = StateFolder(tmp_path).key()
-    assert state.key() == made
-    for other in (KEY[1:], KEY + b"x"):
-        file.write_bytes(other)
-        assert state.key() is None
-    file.write_bytes(KEY)
-    assert state.key() == KEY
-    assert log.lines == []
-    file.chmod(0o644)
-    assert (state.key(), state.key()) == (None, None)
-    assert [line.fields["path"] for line in log.warnings()] == [str(file)]
-    file.unlink()
-    assert state.key() is None
-
-
-def test_the_policy_is_read_again_when_it_changed(tmp_path: Path) -> None:
-    reads: list[Policy] = []
-
-    def read() -> Policy:
-        reads.append(Policy.default())
-        return reads[-1]
-
-    state = daemon_state(tmp_path, read)
-    for expected, change in ((1, None), (2, "policy.toml"), (3, "policy.last"), (4, "policy.last")):
-        if change:
-            (tmp_path / change).write_text("#" * expected)
-        state.policy()
-        state.policy()
-        assert len(reads) == expected
 
 
 def test_a_container_whose_gpus_went_to_another_does_not_start(log: Log) -> None:

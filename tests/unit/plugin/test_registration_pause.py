@@ -10,7 +10,7 @@ import pytest
 from msgspec.structs import replace
 
 from nri_gpu.domain.allocation import Allocated, AllocatedDevice
-from nri_gpu.plugin.guard import DaemonState
+from nri_gpu.plugin.guard_state import DaemonState
 from nri_gpu.plugin.registration_pause import FILE, AwayFile
 from nri_gpu.plugin.supervisor import PUT_OFF
 from nri_gpu.plugin.transport import ConnectionLimits
@@ -54,7 +54,7 @@ def test_the_file_says_what_holds_now(folder: Path, log: Log) -> None:
     by_kubelet = builders.ledger(replace(by_annotation, allocation=allocated))
     state = NodeState(builders.inventory(), policy=CLUSTER, later=lambda action: action())
     faults = ["no runtime is connected yet"]
-    away, guard = AwayFile(folder, state, lambda: faults[-1]), DaemonState(folder, (), Policy.default)
+    away, guard = AwayFile(folder, state, lambda: faults[-1]), DaemonState(folder, None)
 
     def holds() -> bool:
         assert away.opens_nothing is guard.away_opens_nothing()

@@ -22,7 +22,7 @@ from nri_gpu.plugin.dependencies import PluginDependencies
 from nri_gpu.plugin.handlers import Plugin
 from nri_gpu.plugin.nri_service import REQUEST_TIMEOUT_S
 from nri_gpu.policy.model import Policy
-from nri_gpu.records.journal import Journal, revoked_in
+from nri_gpu.records.journal import Journal, RevokedReader, revoked_in
 from nri_gpu.records.recorder import StateRecorder
 from nri_gpu.system.state import NodeState
 from nri_gpu.ttrpc.frames import SEND_MAX, Status
@@ -289,6 +289,95 @@ def test_who_must_not_start_any_more_stays_known_until_it_is_removed(path: Path,
     assert revoked_in(path.with_name("none")) == {}
     with pytest.raises(OSError, match="directory"):
         revoked_in(path.parent)
+
+
+def test_the_reader_beside_the_daemon_reads_what_was_appended_and_nothing_twice(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whatever becomes of the file, it knows what the whole file says."""
+    reader, writer, read_bytes = RevokedReader(path), Journal(path, KEY), [0]
+    pread = os.pread
+
+    def counted(fd: int, size_bytes: int, offset: int) -> bytes:
+        read_bytes[0] += size_bytes
+        return pread(fd, size_bytes, offset)
+
+    monkeypatch.setattr(os, "pread", counted)
+    assert reader.revoked() == {}
+    many = {ContainerId(f"{number:064}"): ONE.pod_id for number in range(4096)}
+    writer.granted(TWO, sign_grant(TWO, KEY), 1.0, many)
+    writer.settled(TWO.container_id)
+    assert reader.revoked() == revoked_in(path) == many  # none is dropped for their number
+    read_bytes[0] = 0
+    assert reader.revoked() == many
+    assert read_bytes == [0]
+    writer.granted(TWO, sign_grant(TWO, KEY), 2.0, {ONE.container_id: ONE.pod_id})
+    assert ONE.container_id in reader.revoked()
+    assert read_bytes[0] < 2048
+    writer.removed([ONE.container_id])
+    assert reader.revoked() == many
+    writer.compact(since=0.0)
+    assert reader.revoked() == revoked_in(path) == many
+    writer.removed(many)
+    assert reader.revoked() == {}
+    path.write_bytes(b"")
+    assert reader.revoked() == {}
+    path.unlink()
+    assert reader.revoked() == {}
+    path.mkdir()
+    for _ in range(2):
+        with pytest.raises(OSError, match="directory"):
+            reader.revoked()
+    path.rmdir()
+    Journal(path, KEY).granted(TWO, sign_grant(TWO, KEY), 3.0, {ONE.container_id: ONE.pod_id})
+    assert reader.revoked() == {ONE.container_id: ONE.pod_id}
+
+
+def test_a_line_that_is_read_while_it_is_written_is_read_once_more(path: Path) -> None:
+    reader = RevokedReader(path)
+    Journal(path, KEY).granted(TWO, sign_grant(TWO, KEY), 1.0, {ONE.container_id: ONE.pod_id})
+    whole = path.read_bytes()
+    path.write_bytes(b"")
+    with path.open("ab", buffering=0) as file:
+        for cut in range(0, len(whole), 7):
+            file.write(whole[cut : cut + 7])
+            assert reader.revoked() == revoked_in(path)
+    assert reader.revoked() == {ONE.container_id: ONE.pod_id}
+
+
+def test_what_must_be_kept_does_not_make_the_file_full_again(path: Path) -> None:
+    """Else each start of a container would write all of it again."""
+    journal = Journal(path, KEY, compact_bytes=4096)
+    many = {ContainerId(f"{number:064}"): ONE.pod_id for number in range(100)}
+    journal.granted(TWO, sign_grant(TWO, KEY), 1.0, many)
+    assert journal.full
+    journal.compact(since=9.0)
+    journal.granted(ONE, sign_grant(ONE, KEY), 10.0)
+    assert path.stat().st_size > 4096
+    assert not journal.full
+    assert journal.revoked() == many
+
+
+def test_many_that_wait_to_be_removed_are_told_once_and_none_is_dropped(lives: Lives, log: Log) -> None:
+    granted = lives.now.plugin._granted
+    for number in range(4100):
+        granted.revoke({ContainerId(f"c-{number}"): ONE.pod_id})
+    assert len(granted.revoked) == 4100
+    assert log.one("many containers wait to be removed").level == "WARNING"
+    lives.restart([])  # a list that names none of them
+    lives.now.event(Event.REMOVE_CONTAINER, make.container("none", of="other"))
+
+
+def test_a_list_without_a_revoked_container_drops_it_nowhere(lives: Lives) -> None:
+    """containerd 1.7.24 lists one that is being created nowhere. The end of its pod drops it, for daemon and guard."""
+    made = lives.now.granted(GPU_0)
+    lapse(lives, made)
+    other, reader = lives.now.granted(OTHER), RevokedReader(lives.folder / "journal")
+    after = lives.restart([Listed(other, created=False)])
+    assert reader.revoked() == {made.id: made.pod.id}
+    assert "they have since been granted to another container" in after.event(Event.START_CONTAINER, made)
+    after.event(Event.STOP_POD_SANDBOX, made)
+    assert reader.revoked() == {}
 
 
 def lapse(lives: Lives, made: Container) -> None:

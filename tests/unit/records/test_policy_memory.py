@@ -9,7 +9,8 @@ from pathlib import Path
 import pytest
 
 from nri_gpu.domain.node import Inventory
-from nri_gpu.plugin.guard_process import daemon_state, guard_settings
+from nri_gpu.plugin.guard_process import guard_settings
+from nri_gpu.plugin.guard_state import DaemonState
 from nri_gpu.policy.model import Policy
 from nri_gpu.records.policy_file import (
     IN_FORCE,
@@ -335,7 +336,7 @@ def test_the_guard_goes_by_the_last_policy_too(node: Node, log: Log) -> None:
     assert settings
     assert (settings.guard.index, settings.namespaces.allow.patterns) == ("97", ("ml",))
     assert CURE in str(log.one("policy not usable").fields["fault"])
-    assert daemon_state(node.run, None).policy().namespaces.allow.patterns == ("ml",)
+    assert DaemonState(node.run, None).policy().namespaces.allow.patterns == ("ml",)
 
 
 def test_the_guard_takes_a_policy_that_the_daemons_options_mend(node: Node, log: Log) -> None:
@@ -346,7 +347,7 @@ def test_the_guard_takes_a_policy_that_the_daemons_options_mend(node: Node, log:
         settings = guard_settings(node.run, node.file, {})
         assert settings
         assert settings.guard.index == "97"
-        assert daemon_state(node.run, node.file).policy().namespaces.allow.patterns == ("ml",)
+        assert DaemonState(node.run, node.file).policy().namespaces.allow.patterns == ("ml",)
     assert log.warnings() == []
 
 
@@ -357,15 +358,15 @@ def test_the_guard_goes_by_the_daemons_options_too(node: Node, log: Log) -> None
         file = PolicyFile(None, kept, node.run)
         policy = first_policy(file)
         file.keep_options()
-        guarded = daemon_state(node.run, None).policy()
+        guarded = DaemonState(node.run, None).policy()
         assert guarded.kubelet.enabled is policy.kubelet.enabled is bool(kept)
         assert guarded.namespaces == policy.namespaces
     node.file.write_text("")
     (node.run / LAST_GOOD).write_text("")
     (node.run / OPTIONS).write_text('{"kubelet.enabled": true}')
-    assert daemon_state(node.run, node.file).policy().kubelet.enabled
+    assert DaemonState(node.run, node.file).policy().kubelet.enabled
     (node.run / OPTIONS).write_text("{")
-    assert "restart nri-gpu" in daemon_state(node.run, None).policy().fault
+    assert "restart nri-gpu" in DaemonState(node.run, None).policy().fault
     assert log.one("policy not usable: every container that requests GPUs needs a valid grant")
 
 
@@ -374,12 +375,12 @@ def test_an_option_of_another_version_is_a_fault_to_the_guard(node: Node, log: L
     """A newer daemon has taken over, and the older guard goes on: a bug here would end it."""
     node.file.write_text(ML)
     (node.run / OPTIONS).write_text(f'{{"{path}": true}}')
-    assert f"command line: {path}: is no setting of this nri-gpu" in daemon_state(node.run, node.file).policy().fault
+    assert f"command line: {path}: is no setting of this nri-gpu" in DaemonState(node.run, node.file).policy().fault
     assert log.one("policy not usable: every container that requests GPUs needs a valid grant")
 
 
 def test_the_guard_without_any_policy_has_the_defaults(node: Node, log: Log) -> None:
     (node.run / LAST_GOOD).touch()
     assert guard_settings(node.run, None, {}) == Policy.default()
-    assert daemon_state(node.run, None).policy() == Policy.default()
+    assert DaemonState(node.run, None).policy() == Policy.default()
     assert log.warnings() == []
