@@ -75,10 +75,10 @@ class DaemonState:
 
         A policy that cannot be used leaves the one from before in force.
         """
-        from nri_gpu.system.folder_watch import FolderWatch, nearest  # here, because it brings ctypes along
+        from nri_gpu.system.folder_watch import ENTRIES, IN_CLOSE_WRITE, FolderWatch, nearest  # here: it has ctypes
 
         changed = asyncio.Event()
-        watch = FolderWatch(changed.set)
+        watch = FolderWatch(changed.set, ENTRIES | IN_CLOSE_WRITE)
         with suppress(OSError):  # a node has few inotify instances: then every LOOK_S
             watch.open(())
         try:

@@ -14,6 +14,7 @@ from nri_gpu.system.tasks import set_within
 
 # sys/inotify.h
 IN_MODIFY: Final = 0x2
+IN_CLOSE_WRITE: Final = 0x8
 IN_CREATE: Final = 0x100
 IN_MOVED_TO: Final = 0x80
 IN_ATTRIB: Final = 0x4

@@ -76,7 +76,7 @@ class Node:
 @pytest.fixture
 def node(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Node:
     node = Node(tmp_path)
-    for module in ("records.policy_file", "plugin.guard_process"):
+    for module in ("records.policy_file", "plugin.guard_state"):
         monkeypatch.setattr(f"nri_gpu.{module}.DEFAULT_PATH", node.file)
     return node
 
