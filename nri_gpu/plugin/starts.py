@@ -45,7 +45,9 @@ NO_USER: Final = Reason(
     "nri-gpu needs the rights of the systemd drop-in mps.conf (docs/mps.md).",
 )
 MANY_REVOKED: Final = 4096  # of some 130 bytes each in the journal; none is dropped for number or age
-MANY: Final = f"{MANY_REVOKED} containers or more were created, never started and never removed: their GPUs went to others"
+MANY: Final = (
+    f"{MANY_REVOKED} containers or more were created, never started and never removed: their GPUs went to others"
+)
 
 
 class LedgerHolder(Protocol):

@@ -59,7 +59,7 @@ def test_the_key_that_the_daemon_made_and_no_copy_of_it(tmp_path: Path, log: Log
 
 async def test_a_request_takes_the_policy_as_it_was_parsed_and_parses_nothing(tmp_path: Path) -> None:
     """The runtime waits for it; thousands of rules take as long to parse as it waits."""
-    rules = "".join(f'[[rule]]\nname = "r{number}"\nallow = true\nnamespaces = ["n{number}"]\n' for number in range(400))
+    rules = "".join(f'[[rule]]\nname = "r{number}"\nallow = true\nnamespace = "n{number}"\n' for number in range(400))
     keep_last_good(tmp_path, STRICT + rules)
     state = DaemonState(tmp_path, None)
     before = state.policy()
@@ -100,9 +100,7 @@ async def test_each_change_of_policy_and_options_is_followed_at_once(tmp_path: P
         await until(state, ignoring=False)
 
 
-async def test_what_changes_while_it_is_parsed_is_parsed_next(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_what_changes_while_it_is_parsed_is_parsed_next(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     keep_last_good(tmp_path, STRICT)
     state = DaemonState(tmp_path, None)
     parsing, parse, load = threading.Event(), threading.Event(), guard_state.load_last_good
