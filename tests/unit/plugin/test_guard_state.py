@@ -16,7 +16,7 @@ from nri_gpu.plugin import guard_state
 from nri_gpu.plugin.guard import Guard
 from nri_gpu.plugin.guard_state import DaemonState
 from nri_gpu.policy.model import Policy
-from nri_gpu.records.policy_file import LAST_GOOD, OPTIONS, PolicyFile, keep_last_good
+from nri_gpu.records.policy_file import LAST_GOOD, OPTIONS, PolicyFile, keep_last_good, load_last_good
 from nri_gpu.records.state_folder import StateFolder
 from nri_gpu.ttrpc import Status
 from tests.support import nri_messages as nri
@@ -103,7 +103,7 @@ async def test_each_change_of_policy_and_options_is_followed_at_once(tmp_path: P
 async def test_what_changes_while_it_is_parsed_is_parsed_next(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     keep_last_good(tmp_path, STRICT)
     state = DaemonState(tmp_path, None)
-    parsing, parse, load = threading.Event(), threading.Event(), guard_state.load_last_good
+    parsing, parse, load = threading.Event(), threading.Event(), load_last_good
 
     def slow(*given: object) -> Policy | None:
         found = load(*given)  # type: ignore[arg-type]
