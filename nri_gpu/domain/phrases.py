@@ -178,8 +178,8 @@ CATALOGUE: Final[Mapping[str, Mapping[str, tuple[str, str]]]] = {
             "Fix the file or put it back until `nri-gpu check` accepts it, then reload nri-gpu.",
         ),
         "policy not reloaded, the old one stays": (
-            "The policy file has a fault or is gone, or the runtime sends no policy any more; the policy from "
-            "before holds on. Logged by the guard, it is about the copy that the daemon keeps in its state folder.",
+            "The policy file, or for the guard its copy in the state folder, has a fault or is gone, or the runtime "
+            "sends no policy any more; the policy from before holds on.",
             "Fix it or put it back, then reload nri-gpu; for the defaults run `nri-gpu check --forget` before.",
         ),
         "policy has a table without a key": (
@@ -435,8 +435,7 @@ CATALOGUE: Final[Mapping[str, Mapping[str, tuple[str, str]]]] = {
             MAKE_ROOM,
         ),
         "many containers wait to be removed": (
-            "Containers that were created and never started lost their GPUs to others; each is remembered until it is "
-            "removed, so that it never starts.",
+            "Containers that never started lost their GPUs to others, and are remembered until they are removed.",
             "Remove containers that stay in state Created (`crictl ps -a --state Created`), or their pods.",
         ),
         "journal not written; signed grants on containers stay valid": (
