@@ -178,7 +178,7 @@ CATALOGUE: Final[Mapping[str, Mapping[str, tuple[str, str]]]] = {
             "Fix the file or put it back until `nri-gpu check` accepts it, then reload nri-gpu.",
         ),
         "policy not reloaded, the old one stays": (
-            "The policy file, or for the guard its copy in the state folder, has a fault or is gone, or the runtime "
+            "The policy file has a fault or is gone, or the runtime "
             "sends no policy any more; the policy from before holds on.",
             "Fix it or put it back, then reload nri-gpu; for the defaults run `nri-gpu check --forget` before.",
         ),
