@@ -13,7 +13,7 @@ from nri_gpu.domain.container import Container
 from nri_gpu.domain.errors import RequestError
 from nri_gpu.domain.gpu import Capability
 from nri_gpu.domain.gpu_request import Claim, Count, Devices, Everything, Mode, Nothing
-from nri_gpu.policy.model import Disarm, Policy
+from nri_gpu.policy.model import Disarm, Otherwise, Policy
 from nri_gpu.policy.select import Ignored, select
 from nri_gpu.request.annotation import POD_WIDE, kubelet_key, our_keys, parse_claim, select_annotation
 from nri_gpu.request.environment import VARIABLE, claim_of_environment, is_unit_name, named_devices
@@ -68,8 +68,10 @@ def asks_in_pod(container: Container, policy: Policy) -> str:
 
 
 def is_ignored(container: Container, policy: Policy) -> bool:
-    """Return whether policy ignores what this container asks for."""
-    return isinstance(select(policy, container), Ignored)
+    """Return whether policy ignores what this container asks for. Most policies ignore nothing: no rule is matched."""
+    ignores = policy.namespaces.otherwise is Otherwise.IGNORE
+    ignores = ignores or any(rule.otherwise is Otherwise.IGNORE for rule in policy.rule.rules)
+    return ignores and isinstance(select(policy, container), Ignored)
 
 
 def may_ask_by_environment(policy: Policy) -> bool:
