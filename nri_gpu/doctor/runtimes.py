@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import re
-import subprocess
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Final
@@ -38,6 +38,7 @@ from nri_gpu.doctor.runtime_settings import (
 )
 from nri_gpu.doctor.sockets import file_at, file_of, listening
 from nri_gpu.domain.text import listed
+from nri_gpu.system.child import run
 from nri_gpu.system.storage import text_of, why_untrusted
 
 _UNITS: Final = {"containerd": ("containerd",), "crio": ("crio", "cri-o")}
@@ -299,12 +300,10 @@ def program_version(seen: Examined, name: str, process: RunningProgram | None) -
         program = seen.at(path)
         if path.name != name or not str(path).startswith(_PROGRAMS) or why_untrusted(program.stat()):
             return ""
-        done = subprocess.run(
-            [program, "--version"], env={}, capture_output=True, timeout=VERSION_LIMIT_S, check=False, text=True
-        )
-    except (OSError, ValueError, subprocess.TimeoutExpired):
+        ended = asyncio.run(run([str(program), "--version"], VERSION_LIMIT_S))
+    except (OSError, ValueError):
         return ""
-    match = _VERSION.search(done.stdout)
+    match = _VERSION.search(ended.output.decode(errors="replace"))
     return match[0].removeprefix("v") if match else ""
 
 

@@ -6,10 +6,9 @@ so that nobody can replace them meanwhile.
 
 from __future__ import annotations
 
+import asyncio
 import os
-import signal
 import stat
-import subprocess
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path, PurePosixPath
@@ -29,12 +28,12 @@ from nri_gpu.host.facts import (
     node_of,
 )
 from nri_gpu.host.kernel_view import HostFolders
+from nri_gpu.system.child import run
 
 # Modules, then the nodes they serve, then a round with nothing to do; one more in case others make nodes meanwhile.
 _ROUNDS: Final = 4
 # Eight GPUs with NVSwitches and their firmware, on a cold disk, take some 20 s.
 LOAD_TIMEOUT_S: Final = 60.0
-_KILL_TIMEOUT_S: Final = 2.0
 _SHOWN_MAX: Final = 300  # characters of the program's output in a sentence
 FOLDER_MODE: Final = 0o755
 _FOLDER: Final = os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
@@ -147,37 +146,15 @@ def modprobe_program(proc: Path) -> str:
 
 def _run(command: list[str], timeout_s: float) -> str:
     """Run the program, and return what went wrong with the end of its output, or empty. Raises: HostError."""
-    # A file in memory, not a pipe, which a process that the program leaves behind could keep open for ever.
-    with os.fdopen(os.memfd_create("modprobe"), "w+b") as output:
-        try:
-            process = subprocess.Popen(  # in its own process group, for commands that modprobe.d makes it run
-                command,
-                stdin=subprocess.DEVNULL,
-                stdout=output,
-                stderr=output,
-                cwd="/",
-                env={},
-                start_new_session=True,
-            )
-        except OSError as error:
-            raise HostError(f"{command[0]} cannot be run: {error.strerror}") from error
-        try:
-            code = process.wait(timeout_s)
-        except subprocess.TimeoutExpired:
-            _kill(process)
-            raise HostError(f"{' '.join(command)} took longer than {timeout_s:g} s and was stopped") from None
-        output.seek(0)
-        shown = " ".join(output.read(1 << 16).decode("utf-8", errors="replace").split())[-_SHOWN_MAX:]
-        return f"{' '.join(command)} ended with {code}: {shown or 'without output'}" if code else ""
-
-
-def _kill(process: subprocess.Popen[bytes]) -> None:
-    """Kill the program. If the module hangs in the kernel, SIGKILL has to wait for it; we do not."""
-    os.killpg(process.pid, signal.SIGKILL)
+    shown = " ".join(command)
     try:
-        process.wait(_KILL_TIMEOUT_S)
-    except subprocess.TimeoutExpired:
-        process.returncode = -signal.SIGKILL  # or its finalizer would complain that it still runs
+        ended = asyncio.run(run(command, timeout_s))
+    except TimeoutError as error:
+        raise HostError(str(error) or f"{shown} took longer than {timeout_s:g} s and was stopped") from None
+    except OSError as error:
+        raise HostError(f"{command[0]} cannot be run: {error.strerror}") from error
+    said = " ".join((ended.output + ended.errors).decode(errors="replace").split())[-_SHOWN_MAX:]
+    return f"{shown} ended with {ended.status}: {said or 'without output'}" if ended.status else ""
 
 
 @contextmanager

@@ -60,25 +60,27 @@ class MpsTools(Struct, frozen=True):
         """Return the programs' environment, which has nothing of ours."""
         return {"PATH": f"{self.bin}:{SYSTEM_PATH}", "LD_LIBRARY_PATH": str(self.libraries), "LC_ALL": "C"}
 
-    async def control(self, pipe: Path, command: str) -> str:
-        """Send a command to the daemon of that pipe directory. Return its answer. Raises: MpsError."""
+    async def control(self, uuid: GpuUuid, pipe: Path, command: str) -> str:
+        """Send a command to the GPU's daemon, of that pipe directory. Return its answer. Raises: MpsError."""
         environment = {**self.environment, PIPE_VARIABLE: str(pipe)}
-        return await _output([str(self.bin / CONTROL)], environment, f"{command}\n", COMMAND_S)
+        return await _output([str(self.bin / CONTROL)], environment, f"{command}\n", COMMAND_S, uuid)
 
     async def set_compute_mode(self, uuid: GpuUuid, mode: str) -> None:
         """Set the GPU's compute mode. Raises: MpsError.
 
         `EXCLUSIVE_PROCESS` admits one process, the MPS server, to the GPU; `DEFAULT` any.
         """
-        await _output([str(self.bin / SMI), "-i", uuid, "-c", mode], self.environment, "", SMI_S)
+        await _output([str(self.bin / SMI), "-i", uuid, "-c", mode], self.environment, "", SMI_S, uuid)
 
 
-async def _output(command: list[str], environment: Mapping[str, str], text: str, limit_s: float) -> str:
+async def _output(
+    command: list[str], environment: Mapping[str, str], text: str, limit_s: float, uuid: GpuUuid
+) -> str:
     name = Path(command[0]).name
     try:
-        ended = await run(command, limit_s, text=text, environment=environment)
-    except TimeoutError:
-        raise MpsError(f"{name} did not end within {limit_s:.0f} s") from None
+        ended = await run(command, limit_s, text=text, environment=environment, gpu_uuid=uuid)
+    except TimeoutError as error:
+        raise MpsError(str(error) or f"{name} did not end within {limit_s:.0f} s") from None
     except OSError as error:
         raise MpsError(f"{name} cannot be run: {error.strerror}") from error
     answer = " ".join((ended.output + ended.errors).decode(errors="replace").split())
@@ -168,7 +170,7 @@ class MpsDaemon:
             self.folder = self._renewed()
             return False
         with suppress(MpsError):
-            await tools.control(self.folder.pipe, PROBE)
+            await tools.control(self.folder.uuid, self.folder.pipe, PROBE)
             await self._limit(tools, settings)
             self._watch = watch
             return True
@@ -186,7 +188,7 @@ class MpsDaemon:
         watch, self._watch = self._watch, None
         if watch:
             with suppress(MpsError):
-                await tools.control(self.folder.pipe, "quit")
+                await tools.control(self.folder.uuid, self.folder.pipe, "quit")
             await self._end(watch, None, signal.SIGTERM, signal.SIGKILL)
 
     async def end(self, tools: MpsTools) -> None:
@@ -225,7 +227,7 @@ class MpsDaemon:
             async with asyncio.timeout(UP_S):
                 while watch.alive:
                     with suppress(MpsError):
-                        await tools.control(self.folder.pipe, PROBE)
+                        await tools.control(self.folder.uuid, self.folder.pipe, PROBE)
                         return
                     await asyncio.sleep(PROBE_PAUSE_S)
         except TimeoutError:
@@ -236,10 +238,10 @@ class MpsDaemon:
         """Set the limits that no client can lift. They apply to servers that start from now on."""
         if settings.most_threads_percent < WHOLE_PERCENT:
             threads = settings.most_threads_percent
-            await tools.control(self.folder.pipe, f"set_default_active_thread_percentage {threads}")
+            await tools.control(self.folder.uuid, self.folder.pipe, f"set_default_active_thread_percentage {threads}")
         if settings.most_memory_mib:
             memory = settings.most_memory_mib
-            await tools.control(self.folder.pipe, f"set_default_device_pinned_mem_limit 0 {memory}M")
+            await tools.control(self.folder.uuid, self.folder.pipe, f"set_default_device_pinned_mem_limit 0 {memory}M")
 
     async def _end(self, watch: ProcessWatch, *signals: signal.Signals | None) -> None:
         """Wait for the daemon's end, and send one signal after the other when that takes too long.

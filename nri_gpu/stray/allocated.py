@@ -42,8 +42,8 @@ async def allocated(socket: str) -> Mapping[tuple[str, str], frozenset[GpuUuid]]
         raise AllocationsUnknownError(f"{socket}: {error.strerror}") from error
     try:
         child = await run([python(), "-I", "-m", "nri_gpu.stray.allocated", socket], LIMIT_S)
-    except TimeoutError:
-        raise AllocationsUnknownError(f"no answer on {socket} within {LIMIT_S:.0f} s") from None
+    except TimeoutError as error:
+        raise AllocationsUnknownError(str(error) or f"no answer on {socket} within {LIMIT_S:.0f} s") from None
     except OSError as error:
         raise AllocationsUnknownError(str(error)) from error
     if not child.output:

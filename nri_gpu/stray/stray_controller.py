@@ -66,8 +66,9 @@ async def look(majors: Majors, limit_s: float = LOOK_LIMIT_S) -> Look:
     arguments = [str(os.getpid()), *(str(number) for number in numbers if number is not None)]
     try:
         child = await run([python(), "-I", "-m", "nri_gpu.stray.process_scan", *arguments], limit_s)
-    except TimeoutError:
-        raise LookError(f"a scan of all processes took longer than {limit_s:.0f} s, and was stopped") from None
+    except TimeoutError as error:
+        why = str(error) or f"a scan of all processes took longer than {limit_s:.0f} s, and was stopped"
+        raise LookError(why) from None
     except OSError as error:
         raise LookError(f"the process that scans the others cannot be started: {error}") from error
     found = [msgspec.json.decode(line, type=Use | Extent) for line in child.output.splitlines()]

@@ -1,6 +1,7 @@
 """Child processes: they inherit nothing, are waited for within limits, and always reaped.
 
-`run` is for a command that ends, `LineProcess` for one that stays and exchanges lines with us.
+`run` is for a command that ends, `LineProcess` for one that stays and exchanges lines with us. SIGKILL does not end a
+process that hangs in the kernel: such a process is kept here until it ends, and nothing of its kind is started before.
 """
 
 from __future__ import annotations
@@ -13,7 +14,8 @@ import socket
 import string
 import subprocess
 import sys
-from collections.abc import Mapping, Sequence
+import time
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Final, NamedTuple, Self
 
@@ -23,14 +25,26 @@ from nri_gpu.system.tasks import first_done
 LINE_MAX: Final = 1 << 20  # bytes; a report of 16 GPUs with all their links has about 15 000
 STDERR_KEPT_MAX: Final = 2048  # bytes
 CALL_MAX: Final = 64  # characters of a call's name; NVML's longest has 52
+KILL_S: Final = 1.0  # for a process to end after SIGKILL
 _REAP_EVERY_S: Final = 0.005
+_LOOK_S: Final = 0.1  # between two looks whether a command has ended whose stdout is open
 _IN_NAMES: Final = frozenset(string.ascii_letters + string.digits + "_")
 _STDERR_END_S: Final = 0.2
+UNKILLED: Final = (
+    "still hangs in the kernel and cannot be killed, so no second process is started: see `dmesg | grep NVRM`; the GPU "
+    "may need a reset, or the node a reboot"
+)
 
 
 def python() -> str:
     """Return the path of our interpreter. `sys.executable` is empty in a process that was started without PATH."""
     return sys.executable or str(Path("/proc/self/exe").resolve())
+
+
+def program_of(command: Sequence[str]) -> str:
+    """Return the name of a command's program, of a Python program its module."""
+    module = command.index("-m") + 1 if "-m" in command and command[0] == python() else None
+    return command[module] if module else Path(command[0]).name
 
 
 def announced(message: Mapping[str, object]) -> str:
@@ -56,6 +70,51 @@ def ending(status: int | None) -> str:
 def _last_line(printed: bytes) -> str:
     lines = printed.decode(errors="replace").strip().splitlines()
     return lines[-1].strip() if lines else ""
+
+
+class Unkilled(NamedTuple):
+    """A process that was killed and has not ended. Nothing else of that program is started for that GPU."""
+
+    program: str  # its name, of a Python program the module
+    gpu_uuid: str  # empty where it serves no single GPU
+    pid: int
+    since_s: float  # when it was killed, seconds since the epoch
+
+
+_kept: Final[dict[Unkilled, Callable[[], bool]]] = {}  # the value reaps, and returns whether the process has ended
+
+
+def keep(process: Unkilled, ended: Callable[[], bool]) -> None:
+    """Keep a killed process until it has ended. ended: reaps, and returns whether the process has ended."""
+    if not ended() and all(each.pid != process.pid for each in _kept):
+        _kept[process] = ended
+        _look_again()
+
+
+def unkilled() -> tuple[Unkilled, ...]:
+    """Return the processes that SIGKILL has not ended within KILL_S."""
+    return tuple(each for each in _living() if time.time() - each.since_s >= KILL_S)
+
+
+async def check_unkilled(program: str, gpu_uuid: str) -> None:
+    """Wait for the end of a process that was killed just now. Raises: TimeoutError: an earlier process still lives."""
+    while found := next((each for each in _living() if (each.program, each.gpu_uuid) == (program, gpu_uuid)), None):
+        if found in unkilled():
+            raise TimeoutError(f"{program} {found.pid} {UNKILLED}")
+        await asyncio.sleep(_REAP_EVERY_S)
+
+
+def _living() -> tuple[Unkilled, ...]:
+    for process, ended in [*_kept.items()]:
+        if ended():
+            _kept.pop(process, None)
+    return tuple(_kept)
+
+
+def _look_again() -> None:
+    """Reap what has ended, each second while anything is kept."""
+    if _living():
+        asyncio.get_running_loop().call_later(KILL_S, _look_again)
 
 
 class _StderrTail(asyncio.Protocol):
@@ -84,23 +143,35 @@ class LineProcess:
     def __init__(
         self,
         popen: subprocess.Popen[bytes],
+        kind: tuple[str, str],
         reader: asyncio.StreamReader,
         writer: asyncio.StreamWriter,
         stderr: tuple[asyncio.Transport, _StderrTail],
     ) -> None:
         self._popen = popen
+        self._kind = kind
+        self.printed = b""
         self._reader = reader
         self._writer = writer
         self._stderr_transport, self._stderr = stderr
 
     @classmethod
     async def start(
-        cls, command: Sequence[str], environment: Mapping[str, str] | None = None, given: bytes | None = None
+        cls,
+        command: Sequence[str],
+        environment: Mapping[str, str] | None = None,
+        given: bytes | None = None,
+        gpu_uuid: str = "",
     ) -> Self:
-        """Run `command` in `/`, in a session of its own. Raises: OSError.
+        """Run `command` in `/`, in a session of its own.
 
-        environment: empty without one. given: all of its stdin; without that its stdin is our lines.
+        environment: empty without one. given: all of its stdin; without that its stdin is our lines. gpu_uuid: the one
+        GPU that it serves, or empty.
+
+        Raises: OSError; TimeoutError: an earlier process of its kind cannot be killed.
         """
+        kind = program_of(command), gpu_uuid
+        await check_unkilled(*kind)
         with contextlib.ExitStack() as undo:
             lines, its_lines = _pair(undo)
             stderr, its_stderr = _pair(undo)
@@ -117,11 +188,16 @@ class LineProcess:
             undo.pop_all()
         its_lines.close()
         its_stderr.close()
-        return cls(popen, reader, writer, (transport, tail))
+        return cls(popen, kind, reader, writer, (transport, tail))
 
     @property
     def pid(self) -> int:
         return self._popen.pid
+
+    @property
+    def runs(self) -> bool:
+        """Return whether the child has not ended; one that has is reaped by that."""
+        return self._popen.poll() is None
 
     async def send(self, line: bytes) -> None:
         """Write one line. Only `receive` reports that the child is gone."""
@@ -137,8 +213,11 @@ class LineProcess:
             return b""
 
     async def output(self) -> bytes:
-        """Return all that the child prints, once it has closed its stdout."""
-        return await self._reader.read()
+        """Return all that the child prints, once it has closed its stdout; until then `printed` has it."""
+        with contextlib.suppress(ConnectionError):
+            while block := await self._reader.read(LINE_MAX):
+                self.printed += block
+        return self.printed
 
     @property
     def errors(self) -> bytes:
@@ -150,19 +229,22 @@ class LineProcess:
         return self._stderr.last_line()
 
     def kill(self) -> None:
-        """Send SIGKILL and return at once; `end` reaps."""
-        self._popen.kill()
+        """Send SIGKILL to the process and to what it started, and return at once. It is reaped when it ends."""
+        if self.runs:
+            os.killpg(self._popen.pid, signal.SIGKILL)
+            keep(Unkilled(*self._kind, self._popen.pid, time.time()), lambda: not self.runs)
+        self._writer.close()
 
     async def end(self, grace_s: float) -> int | None:
         """Close the child's stdin, kill the child after `grace_s` seconds, and return its status.
 
-        The status is None if the child hangs in the kernel, out of reach of signals: call again, or it stays a zombie.
+        The status is None if the child hangs in the kernel, out of reach of signals: it is kept, and reaped later.
         """
         self._writer.close()
         status = await self.reaped(grace_s)
         if status is None:
             self.kill()
-            status = await self.reaped(max(grace_s, 1.0))
+            status = await self.reaped(KILL_S)
         if status is not None:
             await self._close()
         return status
@@ -172,7 +254,7 @@ class LineProcess:
         loop = asyncio.get_running_loop()
         until = loop.time() + within_s
         # Polled, mostly for a few milliseconds: the alternative is a thread that waits as long as the child lives.
-        while self._popen.poll() is None and loop.time() < until:  # noqa: ASYNC110
+        while self.runs and loop.time() < until:  # noqa: ASYNC110
             await asyncio.sleep(_REAP_EVERY_S)
         return self._popen.returncode
 
@@ -198,23 +280,38 @@ class Ended(NamedTuple):
 
 
 async def run(
-    command: Sequence[str], limit_s: float, *, text: str = "", environment: Mapping[str, str] | None = None
+    command: Sequence[str],
+    limit_s: float,
+    *,
+    text: str = "",
+    environment: Mapping[str, str] | None = None,
+    gpu_uuid: str = "",
 ) -> Ended:
-    """Run a command to its end in `/`, in a session of its own. text: for its stdin. environment: empty without one.
+    """Run a command to its end in `/`, in a session of its own.
 
-    The command is killed if it takes longer than `limit_s`, and if we are cancelled. Raises: OSError, if it cannot be
-    started; TimeoutError.
+    text: for its stdin. environment: empty without one. gpu_uuid: the one GPU that it serves, or empty. The command is
+    killed if it takes longer than `limit_s`, and if we are cancelled. Its end is not awaited then, since a command that
+    hangs in the kernel has none.
+
+    Raises: OSError, if it cannot be started; TimeoutError, with a sentence if an earlier command cannot be killed.
     """
-    process = await LineProcess.start(command, environment, text.encode())
+    process = await LineProcess.start(command, environment, text.encode(), gpu_uuid)
+    reading = asyncio.create_task(process.output())
     try:
         async with asyncio.timeout(limit_s):
-            output = await process.output()
+            while not reading.done() and process.runs:  # what it leaves behind may hold its stdout open
+                await asyncio.wait({reading}, timeout=_LOOK_S)
             await process.reaped(limit_s)
+            await asyncio.wait({reading}, timeout=_STDERR_END_S)
+            status = await process.end(0.0)
+    except BaseException:
+        process.kill()
+        raise
     finally:
-        status = await process.end(0.0)
+        reading.cancel()
     if status is None:
-        raise TimeoutError(f"{command[0]} cannot be killed")
-    return Ended(status, output, process.errors)
+        raise TimeoutError
+    return Ended(status, process.printed, process.errors)
 
 
 def _pair(undo: contextlib.ExitStack) -> tuple[socket.socket, socket.socket]:
