@@ -185,6 +185,23 @@ class LostStatus(Struct, frozen=True, kw_only=True):
         return ", ".join(map(str, self.pids)) or "not to be seen from here"
 
 
+class UnkilledStatus(Struct, frozen=True, kw_only=True):
+    """A process of ours that was killed and hangs in the kernel. gpu_uuid: empty where it serves no single GPU.
+
+    since_s: when it was killed.
+    """
+
+    program: str
+    gpu_uuid: str
+    pid: int
+    since_s: float
+
+    @property
+    def sentence(self) -> str:
+        gpu = f" of {self.gpu_uuid}" if self.gpu_uuid else ""
+        return f"{self.program}{gpu} (pid {self.pid}) hangs in the kernel and cannot be killed: no second one is started"
+
+
 class OpenedBy(Struct, frozen=True):
     """A container that was granted other GPUs, and whose device numbers are this GPU's now."""
 
@@ -281,7 +298,7 @@ class DaemonStatus(Struct, frozen=True, kw_only=True, tag_field="schema", tag="n
 
     options: of the daemon's command line, by their key in the policy, and `topology`, the simulated node's file.
     refusals: the last, in their order. lost: containers that are over for the runtime and have processes.
-    external: containers that open GPUs which nri-gpu did not grant them.
+    external: containers that open GPUs which nri-gpu did not grant them. unkilled: processes of the daemon.
     """
 
     runtime: RuntimeConnection
@@ -302,6 +319,7 @@ class DaemonStatus(Struct, frozen=True, kw_only=True, tag_field="schema", tag="n
     overlaps: tuple[OverlapStatus, ...] = ()
     external: tuple[ExternalStatus, ...] = ()
     conflicts: tuple[ConflictStatus, ...] = ()
+    unkilled: tuple[UnkilledStatus, ...] = ()
 
 
 class RepairedAnswer(Struct, frozen=True, tag_field="schema", tag="nri-gpu/repaired/v1"):

@@ -45,6 +45,7 @@ from nri_gpu.records.recorder import StateRecorder
 from nri_gpu.records.state_folder import StateFolder
 from nri_gpu.stray.stray_controller import StrayController
 from nri_gpu.system.cgroups import ContainerCgroups, mounts_of
+from nri_gpu.system.child import unkilled
 from nri_gpu.system.cpu import why_no_hwcaps
 from nri_gpu.system.liveness import LivenessFile
 from nri_gpu.system.runtime_cri import REVOKED, RuntimeCri
@@ -321,6 +322,7 @@ class Daemon:
             refusals=tuple(self._refusals.last),
             ungranted=len(self._plugin.ungranted),
             lost=self._plugin.lost.described(),
+            unkilled=unkilled(),
             history=self._node.inventory.history,
             restarts=self._node.restarts(),
             health_transitions=health.transitions,

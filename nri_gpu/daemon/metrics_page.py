@@ -164,6 +164,10 @@ def _stray(view: View) -> Iterator[Sample]:
     return (((kind,), found[kind]) for kind in Kind if view.stray.looked_s)
 
 
+def _unkilled(view: View) -> Iterator[Sample]:
+    return (((each.program, each.gpu_uuid, str(each.pid)), each.since_s) for each in view.unkilled)
+
+
 def _known(value: float | None) -> Iterable[Sample]:
     return [] if value is None else [((), value)]
 
@@ -305,6 +309,13 @@ FAMILIES: Final = (
     Family(GAUGE, "nri_gpu_prepared_claims", "ResourceClaims that are prepared here.", lambda v: len(v.ledger.claims)),
     Family(
         GAUGE, "nri_gpu_lost_containers", "Containers that are over and have processes.", lambda v: len(v.ledger.lost)
+    ),
+    Family(
+        GAUGE,
+        "nri_gpu_unkilled_process_since_timestamp_seconds",
+        "When a process of the daemon was killed that hangs in the kernel and has not ended.",
+        _unkilled,
+        ("program", "uuid", "pid"),
     ),
     Family(
         GAUGE,

@@ -25,6 +25,7 @@ from nri_gpu.plugin.counts import Counts
 from nri_gpu.plugin.lost import Lost
 from nri_gpu.policy.model import Policy
 from nri_gpu.records.ledger_file import holder_line
+from nri_gpu.system.child import Unkilled
 
 _APPEARING: Final = frozenset({TransitionKind.AVAILABLE, TransitionKind.GPU, TransitionKind.MIG})  # new, and unusable
 _DESCRIBED: Final = frozenset({TransitionKind.DESCRIPTION})
@@ -52,6 +53,7 @@ class View(Struct, frozen=True, kw_only=True):
     refusals: tuple[Refused, ...] = ()
     dra: answers.DraStatus = answers.DraStatus()
     lost: tuple[Lost, ...] = ()
+    unkilled: tuple[Unkilled, ...] = ()  # processes of the daemon that hang in the kernel
     notes: Mapping[str, HealthNotes] = {}  # by the UUID of a whole GPU
     ungranted: int = 0  # running containers that asked for GPUs and were created without us
     guard_connected: bool | None = None  # None where no guard can be seen from here, as in a pod
@@ -106,6 +108,10 @@ def status_of(view: View) -> answers.DaemonStatus:
         dra=view.dra,
         claims=tuple(map(_claim, view.ledger.claims.values())),
         lost=tuple(_lost(each, view) for each in view.lost),
+        unkilled=tuple(
+            answers.UnkilledStatus(program=each.program, gpu_uuid=each.gpu_uuid, pid=each.pid, since_s=each.since_s)
+            for each in view.unkilled
+        ),
         overlaps=tuple(
             answers.OverlapStatus(uuid, pods, uuid in twice) for uuid, pods in overlaps(view.ledger).items()
         ),

@@ -35,7 +35,7 @@ def daemon_findings(seen: Examined, runtime: ContainerRuntime | None) -> Iterato
         yield from _synchronize(seen.status.runtime, runtime.service if runtime else "containerd")
         yield from cri_findings("nri-gpu", seen.status.runtime.cri_fault)
         yield from _able(seen.status)
-        yield from _held(seen.status)
+        yield from _held(seen.status, seen.now_s)
     yield guard_finding(seen)
     if guard := read_guard_status(seen.at(seen.guard_dir)):
         yield from cri_findings("the guard", guard.cri_fault)
@@ -197,7 +197,7 @@ def _described(status: DaemonStatus) -> tuple[str, ...]:
     )
 
 
-def _held(status: DaemonStatus) -> Iterator[Finding]:
+def _held(status: DaemonStatus, now_s: float) -> Iterator[Finding]:
     """Check for faults among the holders of GPUs."""
     for each in (each for each in status.overlaps if each.granted):
         sentence = f"GPU {each.gpu_uuid} was granted to {' and '.join(each.pods)}, to one of them exclusively"
@@ -211,6 +211,12 @@ def _held(status: DaemonStatus) -> Iterator[Finding]:
         )
         yield warning(
             "lost containers", f"{sentence} ({lost.shown_pids})", "# end them, or thaw a paused one: docs/handover.md"
+        )
+    for process in status.unkilled:
+        yield error(
+            "hanging programs",
+            f"{process.sentence}; killed {max(0.0, now_s - process.since_s):.0f} s ago",
+            "dmesg | grep NVRM    # then reset the GPU, or restart the node: docs/health.md",
         )
     holders = (each for gpu in status.gpus for each in gpu.holders)
     if names := sorted({f"{each.namespace}/{each.pod}" for each in holders if each.unseen}):

@@ -235,6 +235,11 @@ class LineProcess:
             keep(Unkilled(*self._kind, self._popen.pid, time.time()), lambda: not self.runs)
         self._writer.close()
 
+    def abandon(self) -> None:
+        """Kill the child, and take nothing more of it."""
+        self.kill()
+        self._stderr_transport.close()
+
     async def end(self, grace_s: float) -> int | None:
         """Close the child's stdin, kill the child after `grace_s` seconds, and return its status.
 
@@ -305,7 +310,7 @@ async def run(
             await asyncio.wait({reading}, timeout=_STDERR_END_S)
             status = await process.end(0.0)
     except BaseException:
-        process.kill()
+        process.abandon()
         raise
     finally:
         reading.cancel()
