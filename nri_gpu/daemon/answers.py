@@ -199,7 +199,9 @@ class UnkilledStatus(Struct, frozen=True, kw_only=True):
     @property
     def sentence(self) -> str:
         gpu = f" of {self.gpu_uuid}" if self.gpu_uuid else ""
-        return f"{self.program}{gpu} (pid {self.pid}) hangs in the kernel and cannot be killed: no second one is started"
+        return (
+            f"{self.program}{gpu} (pid {self.pid}) hangs in the kernel and cannot be killed: no second one is started"
+        )
 
 
 class OpenedBy(Struct, frozen=True):

@@ -154,8 +154,7 @@ class NvmlChild:
 
     async def _hung(self, limit_s: float, doing: str) -> InventoryError:
         """Kill a process that does not answer, and return the error to raise."""
-        await self._process.end(0)
-        outcome = "cannot be killed" if self._process.hangs else "was killed"
+        outcome = "cannot be killed" if await self._process.end(0) is None else "was killed"
         return InventoryError(f"{doing} did not return within {limit_s:g} s; the NVML process {outcome}")
 
     async def _malformed(self, line: bytes) -> InventoryError:
@@ -174,7 +173,6 @@ class NvmlProcess:
         self._name = name
         self._command = command
         self._running: LineProcess | None = None
-        self._ending: LineProcess | None = None  # told to exit, and not yet reaped
         self.call = ""  # the call that the process announced last
         self.starts = 0  # processes started
 
@@ -187,44 +185,29 @@ class NvmlProcess:
         """Return the announced call, for messages."""
         return self.call or "NVML"
 
-    @property
-    def hangs(self) -> bool:
-        """Return whether a process was killed and is not gone yet."""
-        return self._ending is not None
-
     async def start(self) -> LineProcess:
         """Return the process, and start it if none runs. Raises: InventoryError."""
         if self._running is None:
-            await self.end(0)
-            if self._ending:
-                raise InventoryError(
-                    f"{self._name} {self._ending.pid} still hangs in {self.doing} and cannot be killed, so no second "
-                    "process is started: see `dmesg | grep NVRM`; the GPU may need a reset, or the node a reboot"
-                )
-            self.call = "start"
-            self.starts += 1
             try:
                 self._running = await LineProcess.start(self._command)
+            except TimeoutError as error:
+                raise InventoryError(f"{self.doing} did not return: {error}") from error
             except OSError as error:
                 raise InventoryError(f"cannot start {self._name} {self._command[0]}: {error}") from error
+            self.call = "start"
+            self.starts += 1
         return self._running
 
     async def end(self, grace_s: float) -> int | None:
-        """End the process, or try again with one that did not exit. Return its status, or None if there is none."""
-        if self._running:
-            self._ending, self._running = self._running, None
-        if self._ending is None:
-            return None
-        status = await self._ending.end(grace_s)
-        if status is not None:
-            self._ending = None
-        return status
+        """End the process. Return its status, or None if there is none, or if it cannot be killed."""
+        process, self._running = self._running, None
+        return await process.end(grace_s) if process else None
 
     def kill(self) -> None:
-        """Kill the process without waiting; the next `start` or `end` reaps it."""
+        """Kill the process without waiting."""
         if self._running:
             self._running.kill()
-            self._ending, self._running = self._running, None
+            self._running = None
 
     async def died(self, grace_s: float) -> str:
         """Reap a process that is gone. Return how it ended, with its last line on stderr."""

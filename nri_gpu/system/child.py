@@ -81,40 +81,41 @@ class Unkilled(NamedTuple):
     since_s: float  # when it was killed, seconds since the epoch
 
 
-_kept: Final[dict[Unkilled, Callable[[], bool]]] = {}  # the value reaps, and returns whether the process has ended
+class _Kept(NamedTuple):
+    since_s: float  # by the monotonic clock
+    lives: Callable[[], bool]
 
 
-def keep(process: Unkilled, ended: Callable[[], bool]) -> None:
-    """Keep a killed process until it has ended. ended: reaps, and returns whether the process has ended."""
-    if not ended() and all(each.pid != process.pid for each in _kept):
-        _kept[process] = ended
-        _look_again()
+_killed: Final[dict[Unkilled, _Kept]] = {}
+
+
+def keep(process: Unkilled, lives: Callable[[], bool]) -> None:
+    """Keep a killed process until it has ended. lives: returns whether it has not, and reaps it if it has."""
+    if lives() and all(each.pid != process.pid for each in _killed):
+        _killed[process] = _Kept(time.monotonic(), lives)
+        asyncio.get_running_loop().call_later(KILL_S, _look_again, process)
 
 
 def unkilled() -> tuple[Unkilled, ...]:
     """Return the processes that SIGKILL has not ended within KILL_S."""
-    return tuple(each for each in _living() if time.time() - each.since_s >= KILL_S)
+    now_s = time.monotonic()
+    return tuple(each for each, kept in [*_killed.items()] if kept.lives() and now_s - kept.since_s >= KILL_S)
 
 
 async def check_unkilled(program: str, gpu_uuid: str) -> None:
     """Wait for the end of a process that was killed just now. Raises: TimeoutError: an earlier process still lives."""
-    while found := next((each for each in _living() if (each.program, each.gpu_uuid) == (program, gpu_uuid)), None):
-        if found in unkilled():
-            raise TimeoutError(f"{program} {found.pid} {UNKILLED}")
+    same = [each for each in _killed if (each.program, each.gpu_uuid) == (program, gpu_uuid)]
+    while living := [each for each in same if each in _killed and _killed[each].lives()]:
+        if stuck := [each for each in living if each in unkilled()]:
+            raise TimeoutError(f"{program} {stuck[0].pid} {UNKILLED}")
         await asyncio.sleep(_REAP_EVERY_S)
 
 
-def _living() -> tuple[Unkilled, ...]:
-    for process, ended in [*_kept.items()]:
-        if ended():
-            _kept.pop(process, None)
-    return tuple(_kept)
-
-
-def _look_again() -> None:
-    """Reap what has ended, each second while anything is kept."""
-    if _living():
-        asyncio.get_running_loop().call_later(KILL_S, _look_again)
+def _look_again(process: Unkilled) -> None:
+    if _killed[process].lives():
+        asyncio.get_running_loop().call_later(KILL_S, _look_again, process)
+    else:
+        del _killed[process]
 
 
 class _StderrTail(asyncio.Protocol):
@@ -229,30 +230,32 @@ class LineProcess:
         return self._stderr.last_line()
 
     def kill(self) -> None:
-        """Send SIGKILL to the process and to what it started, and return at once. It is reaped when it ends."""
-        if self.runs:
-            os.killpg(self._popen.pid, signal.SIGKILL)
-            keep(Unkilled(*self._kind, self._popen.pid, time.time()), lambda: not self.runs)
-        self._writer.close()
-
-    def abandon(self) -> None:
-        """Kill the child, and take nothing more of it."""
-        self.kill()
+        """Kill the child and what it started, and return at once. It is reaped when it ends."""
+        self._kill()
         self._stderr_transport.close()
 
     async def end(self, grace_s: float) -> int | None:
         """Close the child's stdin, kill the child after `grace_s` seconds, and return its status.
 
-        The status is None if the child hangs in the kernel, out of reach of signals: it is kept, and reaped later.
+        The status is None if the child hangs in the kernel, out of reach of signals. It is reaped when it ends.
         """
         self._writer.close()
-        status = await self.reaped(grace_s)
+        try:
+            await self.reaped(grace_s)
+        finally:
+            self._kill()
+        status = await self.reaped(KILL_S)
         if status is None:
-            self.kill()
-            status = await self.reaped(KILL_S)
-        if status is not None:
+            self._stderr_transport.close()
+        else:
             await self._close()
         return status
+
+    def _kill(self) -> None:
+        self._writer.close()
+        if self.runs:
+            os.killpg(self.pid, signal.SIGKILL)
+            keep(Unkilled(*self._kind, self.pid, time.time()), lambda: self.runs)
 
     async def reaped(self, within_s: float) -> int | None:
         """Return the child's status, or None if it has not ended by then."""
@@ -310,7 +313,7 @@ async def run(
             await asyncio.wait({reading}, timeout=_STDERR_END_S)
             status = await process.end(0.0)
     except BaseException:
-        process.abandon()
+        process.kill()
         raise
     finally:
         reading.cancel()

@@ -71,6 +71,29 @@ def processes(cgroup: Path) -> list[int]:
     return []
 
 
+class Freezer:
+    """A cgroup of v1 in which processes freeze: until they thaw, SIGKILL does not end them, as in a driver that hangs.
+
+    joining: a line of a shell script, which moves its process there.
+    Raises: OSError: there is no such hierarchy here, or it is not ours.
+    """
+
+    def __init__(self) -> None:
+        self.folder = Path("/sys/fs/cgroup/freezer") / f"nri-gpu-test-frozen-{os.getpid()}"
+        self.folder.mkdir()
+        self.joining = f"echo $$ > {self.folder}/cgroup.procs\n"
+
+    @property
+    def pids(self) -> list[int]:
+        return processes(self.folder)
+
+    def freeze(self) -> None:
+        (self.folder / "freezer.state").write_text("FROZEN")
+
+    def thaw(self) -> None:
+        (self.folder / "freezer.state").write_text("THAWED")
+
+
 def end_processes(cgroup: Path, freezer: Path) -> None:
     """Kill them all, and thaw them. freezer: the same cgroup in the hierarchy that freezes it."""
     for pid in processes(cgroup):

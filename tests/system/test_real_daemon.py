@@ -50,9 +50,9 @@ async def test_it_serves_with_limits_and_says_why_a_server_does_not_start(state:
     daemon.prepare()
     await daemon.start(tools, MpsSettings(enabled=True, most_threads_percent=60, most_memory_mib=512))
     assert daemon.alive
-    assert await tools.control(folder.pipe, PROBE) == "60.0"
-    assert "512M" in await tools.control(folder.pipe, "get_default_device_pinned_mem_limit 0")
-    await tools.control(folder.pipe, "start_server -uid 0")
+    assert await tools.control(folder.uuid, folder.pipe, PROBE) == "60.0"
+    assert "512M" in await tools.control(folder.uuid, folder.pipe, "get_default_device_pinned_mem_limit 0")
+    await tools.control(folder.uuid, folder.pipe, "start_server -uid 0")
     output = folder.log / "output"
     wait_for("its server", lambda: "no CUDA-capable device is detected" in output.read_text(), 10)
     assert [each.name for each in folder.log.iterdir()] == ["output"]

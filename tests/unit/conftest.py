@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import inspect
+import os
 import platform
+import signal
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -13,7 +15,9 @@ from typing import Final
 import pytest
 
 from nri_gpu.injection import driver_mounts
+from tests.support.cgroup import Freezer
 from tests.support.log import Log
+from tests.support.waiting import wait_for
 
 TEST_DEADLINE_S: Final = 30.0
 
@@ -53,3 +57,17 @@ def on_x86_64(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(platform, "machine", lambda: "x86_64")
     monkeypatch.setattr(driver_mounts, "DEFAULT_PLACES", folders)
     monkeypatch.setattr(driver_mounts, "HWCAPS_PLACES", tuple(f"{each}/glibc-hwcaps/x86-64-v2" for each in folders))
+
+
+@pytest.fixture
+def freezer() -> Iterator[Freezer]:
+    """A cgroup whose processes live until they thaw; what is left in it ends with the test."""
+    if os.geteuid() or not Path("/sys/fs/cgroup/freezer/cgroup.procs").exists():
+        pytest.skip("needs root, and the freezer of cgroup v1")
+    frozen = Freezer()
+    yield frozen
+    frozen.thaw()
+    for pid in frozen.pids:
+        os.kill(pid, signal.SIGKILL)
+    wait_for("the frozen processes to end", lambda: not frozen.pids, 10)
+    frozen.folder.rmdir()

@@ -23,6 +23,7 @@ from nri_gpu.host.make_nodes import (
     make_node,
     prepare,
 )
+from tests.support.cgroup import Freezer
 from tests.support.user_namespace import OF_THE_HOST, run
 from tests.unit.host.host_tree import CAPS, LOADS, NVIDIA, OLD_UVM, UVM, HostTree
 
@@ -264,6 +265,16 @@ def test_a_hanging_program_and_its_children_are_stopped(host: HostTree) -> None:
     while status.exists() and " Z " not in status.read_text():  # an orphan, waiting for init to bury it
         assert time.monotonic() < deadline
         time.sleep(0.01)
+
+
+def test_a_program_that_cannot_be_killed_is_left_and_no_second_one_started(host: HostTree, freezer: Freezer) -> None:
+    host.modprobe(f"{freezer.joining}echo FROZEN > {freezer.folder}/freezer.state")
+    with pytest.raises(HostError, match=r"took longer than 0\.5 s and was stopped"):
+        load_module(KernelModule.NVIDIA, host.places, HOST_ROOT, timeout_s=0.5)
+    for _ in range(3):
+        with pytest.raises(HostError, match=rf"modprobe {freezer.pids[0]} still hangs in the kernel"):
+            load_module(KernelModule.UVM, host.places, HOST_ROOT, timeout_s=0.5)
+    assert len(freezer.pids) == 1
 
 
 def test_what_it_leaves_running_holds_nobody_up(host: HostTree) -> None:

@@ -9,7 +9,7 @@ import struct
 import subprocess
 import sys
 import time
-from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 
@@ -17,12 +17,12 @@ import pytest
 
 from nri_gpu.domain.errors import InventoryError
 from nri_gpu.inventory.nvml_child import Deadlines, NvmlChild
-from nri_gpu.system.child import LineProcess
+from tests.support.cgroup import Freezer
 from tests.support.driver_root import write_library
 from tests.support.elf_file import ET_DYN
 from tests.support.nvml import Act, FakeGpu, build_fake_nvml, configure, evidence
 from tests.support.scripted_runtime import until
-from tests.support.waiting import wait_for
+from tests.support.waiting import aside, wait_for
 
 QUICK = Deadlines(call_s=1.0, slow_call_s=10.0, refresh_s=20.0, end_s=1.0)
 TWO = [FakeGpu(), FakeGpu()]
@@ -317,42 +317,23 @@ async def test_a_program_whose_report_cannot_be_read_is_replaced(tmp_path: Path,
             assert child.pid is None
 
 
-class Stuck:
-    """A process inside the kernel, where no signal reaches it. Such a one cannot be made."""
-
-    pid = 4711
-    gone = False
-
-    def __init__(self) -> None:
-        self.lines = [b'{"call": "nvmlDeviceGetName", "gpu": 0}']
-
-    async def send(self, line: bytes) -> None:
-        """Lost."""
-
-    async def receive(self) -> bytes:
-        return self.lines.pop() if self.lines else await asyncio.Future()
-
-    def kill(self) -> None:
-        """In vain."""
-
-    async def end(self, grace_s: float) -> int | None:
-        return -9 if self.gone else None
-
-
 async def test_no_second_process_while_the_first_cannot_be_killed(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, script: Script, freezer: Freezer
 ) -> None:
-    stuck, real_start = Stuck(), LineProcess.start
-
-    async def start(command: Sequence[str]) -> Stuck:
-        return stuck
-
-    root = build_fake_nvml(tmp_path, TWO)
-    monkeypatch.setattr(LineProcess, "start", start)
-    async with started(root) as child:
-        assert (await failure(child)).endswith("the NVML process cannot be killed")
+    root = build_fake_nvml(tmp_path / "root", TWO)
+    real = sys.executable
+    script(f"""{freezer.joining}echo '{{"call": "nvmlDeviceGetName", "gpu": 0}}'\nexec sleep 60\n""")
+    async with started(root, Deadlines(call_s=0.5, slow_call_s=5.0)) as child:
+        failing = asyncio.create_task(failure(child))
+        await aside(wait_for, "the process", lambda: freezer.pids, 10)
+        await asyncio.sleep(0.2)
+        freezer.freeze()
+        assert (await failing).endswith("the NVML process cannot be killed")
         for _ in range(2):
-            assert "process 4711 still hangs in nvmlDeviceGetName of GPU 0 and cannot be killed" in await failure(child)
-        stuck.gone = True
-        monkeypatch.setattr(LineProcess, "start", real_start)
+            fault = await failure(child)
+            assert "nvmlDeviceGetName of GPU 0 did not return: " in fault
+            assert f"{freezer.pids[0]} still hangs in the kernel and cannot be killed" in fault
+        freezer.thaw()
+        await aside(wait_for, "its end", lambda: not freezer.pids, 10)
+        script(f'exec {real} "$@"\n')
         await recovers(child, root)
