@@ -5,8 +5,10 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
+import time
 from collections.abc import Callable, Mapping
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from typing import Final
 
@@ -19,8 +21,8 @@ from nri_gpu.domain.node import DriverFiles
 from nri_gpu.driver.trees import BINARIES, HOST_BINARIES, LIBRARIES
 from nri_gpu.mps.mps_folders import DaemonFolder, clients, mount_fault
 from nri_gpu.policy.mps_settings import MpsSettings
-from nri_gpu.system.child import run
-from nri_gpu.system.process import ProcessWatch, process_of
+from nri_gpu.system.child import Unkilled, check_unkilled, keep, run
+from nri_gpu.system.process import Process, ProcessWatch, process_of
 from nri_gpu.system.storage import text_of
 from nri_gpu.system.tasks import first_done
 
@@ -73,9 +75,7 @@ class MpsTools(Struct, frozen=True):
         await _output([str(self.bin / SMI), "-i", uuid, "-c", mode], self.environment, "", SMI_S, uuid)
 
 
-async def _output(
-    command: list[str], environment: Mapping[str, str], text: str, limit_s: float, uuid: GpuUuid
-) -> str:
+async def _output(command: list[str], environment: Mapping[str, str], text: str, limit_s: float, uuid: GpuUuid) -> str:
     name = Path(command[0]).name
     try:
         ended = await run(command, limit_s, text=text, environment=environment, gpu_uuid=uuid)
@@ -138,23 +138,29 @@ class MpsDaemon:
     async def start(self, tools: MpsTools, settings: MpsSettings) -> None:
         """Start the prepared daemon and wait until it serves. Raises: MpsError: it does not, and was ended."""
         try:
+            await check_unkilled(CONTROL, self.folder.uuid)
+            # Noted before anything is changed: the next nri-gpu restores the compute mode if this one ends here.
+            self.folder.note(Process(0, 0))
             await tools.set_compute_mode(self.folder.uuid, "EXCLUSIVE_PROCESS")
             pid = self._spawn(tools)
-            process = process_of(pid)
-            if process is None:
-                output = self._last_output()
-                self._ended(pid)
-                raise MpsError(f"{CONTROL} ended at once: {output}")
-            self.folder.note(process)
-            watch = ProcessWatch(process)
         except OSError as error:
             raise MpsError(f"{CONTROL} cannot be started: {error}") from error
+        process = process_of(pid) or Process(pid, 0)
         try:
+            watch = ProcessWatch(process)
+        except OSError as error:
+            output = self._last_output()
+            os.killpg(pid, signal.SIGKILL)  # it is not reaped yet, so the PID is its own
+            self._ended(process)
+            ended = isinstance(error, ProcessLookupError)
+            raise MpsError(f"{CONTROL} {'ended at once' if ended else 'cannot be watched'}: {output}") from error
+        try:
+            self.folder.note(process)
             await self._serves(tools, watch)
             await self._limit(tools, settings)
-        except MpsError:
+        except (MpsError, OSError) as error:
             await self._end(watch, signal.SIGTERM, signal.SIGKILL)
-            raise
+            raise MpsError(f"{error}") from error
         self._watch = watch
 
     async def adopt(self, tools: MpsTools, settings: MpsSettings) -> bool:
@@ -258,10 +264,11 @@ class MpsDaemon:
 
     def _release(self, watch: ProcessWatch) -> None:
         watch.close()
-        self._ended(watch.process.pid)
+        self._ended(watch.process)
 
-    def _ended(self, pid: int) -> None:
-        _reap(pid)
+    def _ended(self, process: Process) -> None:
+        """Reap it, now or once it ends: one that hangs in the kernel is followed by none."""
+        keep(Unkilled(CONTROL, self.folder.uuid, process.pid, time.time()), partial(_lives, process))
         self.folder = self._renewed()
 
     def _last_output(self) -> str:
@@ -269,6 +276,9 @@ class MpsDaemon:
         return " ".join(words)[-_SHOWN_MAX:] or "no output"
 
 
-def _reap(pid: int) -> None:
+def _lives(process: Process) -> bool:
+    if process_of(process.pid) == process:
+        return True
     with suppress(ChildProcessError):  # an adopted daemon is not our child
-        os.waitpid(pid, os.WNOHANG)
+        os.waitpid(process.pid, os.WNOHANG)
+    return False

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import subprocess
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -17,6 +19,9 @@ from nri_gpu.mps.mps_daemon import CONTROL, SERVER, SMI, MpsDaemon, MpsError, Mp
 from nri_gpu.mps.mps_folders import DaemonFolder, clients
 from nri_gpu.policy.mps_settings import MpsSettings
 from nri_gpu.system.process import process_of
+from nri_gpu.system.tasks import cancelled
+from tests.support.cgroup import Freezer
+from tests.support.waiting import aside, wait_for
 
 UUID = GpuUuid("GPU-0")
 
@@ -35,6 +40,11 @@ def tools(tmp_path: Path) -> MpsTools:
     (tmp_path / CONTROL).write_text("#!/bin/sh\ncat\n")
     (tmp_path / CONTROL).chmod(0o755)
     return MpsTools(tmp_path, tmp_path)
+
+
+def children() -> set[str]:
+    """Our child processes, zombies included."""
+    return set(Path(f"/proc/self/task/{os.getpid()}/children").read_text().split())
 
 
 def adopted(folder: DaemonFolder, tools: MpsTools) -> tuple[bool, DaemonFolder]:
@@ -67,6 +77,45 @@ def test_the_folder_of_a_dead_one_is_not_used_again_and_that_of_none_is(tools: M
     assert adopted(folder, tools) == (False, folder)
     folder.file.write_text("1 1 a\n")
     assert adopted(folder, tools) == (False, DaemonFolder(tmp_path, UUID, "next"))
+
+
+async def test_a_controller_ends_at_once_beside_a_program_that_cannot_be_killed(
+    tools: MpsTools, tmp_path: Path, freezer: Freezer
+) -> None:
+    (tmp_path / SMI).write_text(f"#!/bin/sh\n{freezer.joining}exec sleep 60\n")
+    (tmp_path / SMI).chmod(0o755)
+    daemon = MpsDaemon(DaemonFolder(tmp_path, UUID, "a"), lambda: DaemonFolder(tmp_path, UUID, "next"))
+    clients(tmp_path).mkdir(parents=True)
+    daemon.folder.make()
+    starting = asyncio.create_task(daemon.start(tools, MpsSettings()))
+    await aside(wait_for, "the program", lambda: freezer.pids, 10)
+    freezer.freeze()
+    before = time.monotonic()
+    await cancelled([starting])
+    assert time.monotonic() - before < 1.0
+    with pytest.raises(MpsError, match=f"{SMI} {freezer.pids[0]} still hangs in the kernel and cannot be killed"):
+        await daemon.start(tools, MpsSettings())
+
+
+@pytest.mark.parametrize("written", [0, 1])
+async def test_a_daemon_that_cannot_be_noted_is_not_left_behind(tools: MpsTools, tmp_path: Path, written: int) -> None:
+    """written: how many notes the state folder has room for."""
+    clients(tmp_path).mkdir(parents=True)
+    (tmp_path / SMI).write_text("#!/bin/sh\n")
+    (tmp_path / SMI).chmod(0o755)
+    folder = DaemonFolder(tmp_path, UUID, "a")
+    folder.make()
+    daemon = MpsDaemon(folder, lambda: DaemonFolder(tmp_path, UUID, "next"))
+    draft = folder.file.with_name(".daemon.new")
+    if written:
+        (tmp_path / SMI).write_text(f"#!/bin/sh\nmkdir {draft}\n")
+    else:
+        draft.mkdir()
+    before = children()
+    with pytest.raises(MpsError):
+        await daemon.start(tools, MpsSettings())
+    assert children() <= before
+    assert daemon.folder.generation == ("next" if written else "a")
 
 
 def test_nothing_is_made_where_nothing_bounds_it(tmp_path: Path) -> None:
