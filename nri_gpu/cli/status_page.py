@@ -118,7 +118,7 @@ def _notes(status: DaemonStatus) -> Iterator[str]:
             f"{pod_of(each)}, container {each.container}: {each.restart}" for each in gpu.holders if each.restart
         )
     yield from map(_lost_line, status.lost)
-    yield from (f"{each.sentence}{_since_when(each.since_s)}" for each in status.unkilled)
+    yield from (f"{each.clause}{_since_when(each.since_s)}: no second one is started" for each in status.unkilled)
     if unseen := [each for gpu in status.gpus for each in gpu.holders if each.unseen]:
         names = ", ".join(dict.fromkeys(map(pod_of, unseen)))
         yield f"the cgroups of {names} are not seen: their GPUs are free once the runtime reports that they ended"

@@ -197,11 +197,10 @@ class UnkilledStatus(Struct, frozen=True, kw_only=True):
     since_s: float
 
     @property
-    def sentence(self) -> str:
+    def clause(self) -> str:
+        """Return `nvidia-smi of GPU-... (pid 7) hangs in the kernel, and cannot be killed`."""
         gpu = f" of {self.gpu_uuid}" if self.gpu_uuid else ""
-        return (
-            f"{self.program}{gpu} (pid {self.pid}) hangs in the kernel and cannot be killed: no second one is started"
-        )
+        return f"{self.program}{gpu} (pid {self.pid}) hangs in the kernel, and cannot be killed"
 
 
 class OpenedBy(Struct, frozen=True):

@@ -215,7 +215,7 @@ def _held(status: DaemonStatus, now_s: float) -> Iterator[Finding]:
     for process in status.unkilled:
         yield error(
             "hanging programs",
-            f"{process.sentence}; killed {max(0.0, now_s - process.since_s):.0f} s ago",
+            f"{process.clause} (for {max(0.0, now_s - process.since_s):.0f} s): no second one is started",
             "dmesg | grep NVRM    # then reset the GPU, or restart the node: docs/health.md",
         )
     holders = (each for gpu in status.gpus for each in gpu.holders)

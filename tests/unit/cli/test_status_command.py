@@ -37,6 +37,7 @@ from nri_gpu.plugin.guard_status import GuardStatus, process_started, write_guar
 from nri_gpu.plugin.lost import Lost
 from nri_gpu.policy.health_settings import OtherXids
 from nri_gpu.stray.judge import StrayProcess, StrayUse
+from nri_gpu.system.child import Unkilled
 from nri_gpu.system.liveness import LivenessFile
 from tests.support import builders as make
 from tests.support.goldens import compare
@@ -264,6 +265,7 @@ PAGES: dict[str, dict[str, Any]] = {
         "inventory_fault": "NVML hangs",
     },
     "what is known beside a GPU's health": {"notes": {make.uuid(1): NOTES}},
+    "a process that cannot be killed": {"unkilled": (Unkilled("nvidia-smi", UUIDS[1], 4711, NOW - 90.0),)},
     "a lost container, and a cgroup that is not seen": {"ledger": UNSEEN, "lost": (LEFT,)},
     "stray use": {"stray": STRAY_USE},
 }

@@ -23,6 +23,7 @@ from nri_gpu.health.xids import ActionClass
 from nri_gpu.ledger.ledger import GrantPhase
 from nri_gpu.plugin.counts import BOUNDS_S, Failure, Outcome
 from nri_gpu.stray.judge import Kind, StrayUse
+from nri_gpu.system.child import Unkilled
 from tests.support import builders as make
 from tests.support.daemon import UUIDS
 from tests.support.metrics import VIEW, Scraped, entry, ledger, scraped, view
@@ -54,9 +55,11 @@ def test_a_healthy_node() -> None:
     assert said.series(GRANT) == []
 
 
+STUCK: Final = Unkilled("nvidia-smi", UUIDS[0], 4711, 7.0)
 UNLOADED: Final = replace(node(), module_version="", inventory=replace(node().inventory, simulated=False))
 FAULTS = {
     "away": ({"connection": replace(VIEW.connection, ready=False)}, "nri_gpu_connected", 0),
+    "unkilled": ({"unkilled": (STUCK,)}, "nri_gpu_unkilled_process_since_timestamp_seconds", 7.0),
     "guard": ({"guard_connected": False}, "nri_gpu_guard_connected", 0),
     "ungranted": ({"ungranted": 3}, "nri_gpu_ungranted_containers", 3),
     "old": ({"inventory_age_s": 301.5}, "nri_gpu_inventory_age_seconds", 301.5),
@@ -209,7 +212,7 @@ def page_times(now: View) -> list[float]:
 
 def test_the_table_in_the_docs_is_true() -> None:
     rows = re.findall(r"^\| `(nri_gpu_\w+)` \| (\w+) \|([^|]*)\|", DOCS.read_text(), re.MULTILINE)
-    said = scrape(ledger=ledger([entry(1, UUIDS[:1])]))
+    said = scrape(ledger=ledger([entry(1, UUIDS[:1])]), unkilled=(STUCK,))
     # The library reads a counter's name without `_total`.
     families = {(f"{name}_total" if kind == "counter" else name, kind) for name, kind in said.types.items()}
     assert {(name, kind) for name, kind, _ in rows} == families

@@ -15,6 +15,7 @@ from nri_gpu.domain.errors import Fault, PolicyError
 from nri_gpu.plugin.lost import Lost
 from nri_gpu.policy.model import BUILT_IN, Policy
 from nri_gpu.policy.mps_settings import MpsSettings
+from nri_gpu.system.child import Unkilled
 from tests.support import builders as make
 from tests.unit.doctor.node import HEALTHY_GUARD, HEALTHY_POLICY, DoctorNode, away
 
@@ -62,6 +63,7 @@ FAULTS: dict[str, dict[str, Any]] = {
     "no policy": {"policy": PolicyStatus("a.toml", "line 3")},
     "two pods on one GPU": {"ledger": BOTH},
     "a GPU of another component's on one": {"ledger": make.ledger(make.entry(0), others=[make.foreign(0, 1)])},
+    "a process that cannot be killed": {"unkilled": (Unkilled("nvidia-smi", make.uuid(1), 4711, 10.0),)},
     "a rejected policy": {"policy": PolicyStatus(BUILT_IN, "", "line 3")},
     "a policy that is not on this node": {"policy": PolicyStatus("/etc/nri-gpu/policy.toml", "")},
 }
@@ -69,7 +71,7 @@ FAULTS: dict[str, dict[str, Any]] = {
 
 @pytest.mark.parametrize("name", FAULTS)
 def test_what_it_says_of_itself(node: DoctorNode, name: str) -> None:
-    node.hold("daemon", FAULTS, name, status=node.status(**FAULTS[name]))
+    node.hold("daemon", FAULTS, name, status=node.status(**FAULTS[name]), now_s=100.0)
 
 
 def test_a_list_that_comes_through(node: DoctorNode) -> None:
