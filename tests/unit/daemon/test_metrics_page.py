@@ -59,7 +59,6 @@ STUCK: Final = Unkilled("nvidia-smi", UUIDS[0], 4711, 7.0)
 UNLOADED: Final = replace(node(), module_version="", inventory=replace(node().inventory, simulated=False))
 FAULTS = {
     "away": ({"connection": replace(VIEW.connection, ready=False)}, "nri_gpu_connected", 0),
-    "unkilled": ({"unkilled": (STUCK,)}, "nri_gpu_unkilled_process_since_timestamp_seconds", 7.0),
     "guard": ({"guard_connected": False}, "nri_gpu_guard_connected", 0),
     "ungranted": ({"ungranted": 3}, "nri_gpu_ungranted_containers", 3),
     "old": ({"inventory_age_s": 301.5}, "nri_gpu_inventory_age_seconds", 301.5),
@@ -103,6 +102,11 @@ def test_what_is_known_of_each_gpus_health() -> None:
     for name, values in (("reset_due", (1, 0)), ("failing_namespaces", (3, 0))):
         found = [said.value(f"nri_gpu_gpu_{name}", uuid=gpu.uuid, index=gpu.place) for gpu in gpus]
         assert found == [*values], name
+
+
+def test_a_process_that_cannot_be_killed() -> None:
+    (labels,) = scrape(unkilled=(STUCK,)).series("nri_gpu_unkilled_process_since_timestamp_seconds")
+    assert labels == {"program": "nvidia-smi", "uuid": UUIDS[0], "pid": "4711"}
 
 
 def test_what_was_counted() -> None:

@@ -12,6 +12,7 @@ from msgspec.structs import replace
 from nri_gpu.daemon.answers import PolicyStatus, SynchronizeStatus
 from nri_gpu.domain.container import ContainerId, FirstProcess
 from nri_gpu.domain.errors import Fault, PolicyError
+from nri_gpu.domain.finding import Level
 from nri_gpu.plugin.lost import Lost
 from nri_gpu.policy.model import BUILT_IN, Policy
 from nri_gpu.policy.mps_settings import MpsSettings
@@ -63,7 +64,6 @@ FAULTS: dict[str, dict[str, Any]] = {
     "no policy": {"policy": PolicyStatus("a.toml", "line 3")},
     "two pods on one GPU": {"ledger": BOTH},
     "a GPU of another component's on one": {"ledger": make.ledger(make.entry(0), others=[make.foreign(0, 1)])},
-    "a process that cannot be killed": {"unkilled": (Unkilled("nvidia-smi", make.uuid(1), 4711, 10.0),)},
     "a rejected policy": {"policy": PolicyStatus(BUILT_IN, "", "line 3")},
     "a policy that is not on this node": {"policy": PolicyStatus("/etc/nri-gpu/policy.toml", "")},
 }
@@ -71,7 +71,19 @@ FAULTS: dict[str, dict[str, Any]] = {
 
 @pytest.mark.parametrize("name", FAULTS)
 def test_what_it_says_of_itself(node: DoctorNode, name: str) -> None:
-    node.hold("daemon", FAULTS, name, status=node.status(**FAULTS[name]), now_s=100.0)
+    node.hold("daemon", FAULTS, name, status=node.status(**FAULTS[name]))
+
+
+def test_a_process_that_cannot_be_killed(node: DoctorNode) -> None:
+    status = node.status(unkilled=(Unkilled("nvidia-smi", make.uuid(1), 4711, 10.0),))
+    (found,) = (
+        each for each in node.examine(status=status, now_s=100.0).findings if each.subject == "hanging programs"
+    )
+    assert found.level is Level.ERROR
+    assert (
+        f"nvidia-smi of {make.uuid(1)} (pid 4711) hangs in the kernel, and cannot be killed (for 90 s)" in found.meaning
+    )
+    assert "dmesg | grep NVRM" in found.fix[0]
 
 
 def test_a_list_that_comes_through(node: DoctorNode) -> None:
