@@ -2,9 +2,11 @@
 
 import os
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
+from tests.support.cache import one_at_a_time
 from tests.support.cluster import FOLDER, Cluster, programs
 from tests.support.cluster_claims import DraCluster
 
@@ -16,7 +18,8 @@ def session_cluster() -> Iterator[Cluster]:
     programs()
     if os.geteuid():
         pytest.fail("these tests boot a real Kubernetes and need root: run `make test-cluster` with sudo")
-    with Cluster() as running:
+    # Its ports and its cgroup have fixed names: another run's cluster goes first.
+    with one_at_a_time(Path("/tmp/nri-gpu-test-cluster.lock")), Cluster() as running:
         yield running
 
 

@@ -20,7 +20,7 @@ from tests.support.cgroup import Cgroup, device_programs
 from tests.support.containerd import Containerd
 from tests.support.cri import ContainerId
 from tests.support.daemon import FOUR_GPUS, UUIDS, NriGpu, staged
-from tests.support.holding import cgroup_of, holding, into
+from tests.support.holding import cgroup_of, holding, into, path_in_proc
 from tests.support.marks import on_newest
 from tests.support.pods import ContainerSpec, PodSpec
 from tests.support.probe import Number
@@ -94,7 +94,7 @@ def test_each_is_named(cgroup_node: Containerd, tmp_path: Path) -> None:
     with (
         auditing(cgroup_node, tmp_path) as daemon,
         holding(tmp_path, OTHER) as process,
-        cgroup_of(f"nri-gpu-test-docker/{docker}") as cgroup,
+        cgroup_of(docker) as cgroup,
         holding(tmp_path, OTHER, before=into(cgroup)),
     ):
         granted = cgroup_node.cri.run(cgroup_node.cri.asking("device=0", "granted"), holder(GRANTED))
@@ -114,9 +114,10 @@ def test_each_is_named(cgroup_node: Containerd, tmp_path: Path) -> None:
         for each in kinds:
             assert (found[each]["gpu_uuids"], found[each]["nodes"]) == ([UUIDS[1]], [f"/dev/nvidia{LOOP_CONTROL}"])
         said = daemon.verb("status")
-        assert (said.returncode, said.stdout.count("stray use for ")) == (0, len(findings(daemon)))
+        # Another run of these tests may be on this machine, and its holders are findings, too.
+        assert (said.returncode, said.stdout.count("stray use for ") >= len(kinds)) == (0, True)
         assert "default/ungranted, container main (pid " in said.stdout
-        assert f"container {docker} (cgroup /nri-gpu-test-docker/{docker}) (pid " in said.stdout
+        assert f"container {docker} (cgroup {path_in_proc(cgroup)}) (pid " in said.stdout
         cgroup_node.cri.remove(ungranted)
         wait_for("its end", lambda: ungranted not in findings(daemon), 20)
         for name in ("ungranted", "other", "agent"):

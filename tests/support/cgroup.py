@@ -4,6 +4,7 @@ import json
 import os
 import signal
 import subprocess
+import tempfile
 from contextlib import suppress
 from enum import StrEnum
 from pathlib import Path
@@ -29,7 +30,7 @@ class OccupiedCgroup:
     """
 
     def __init__(self, controller: str, name: str, process: subprocess.Popen[str] | None = None) -> None:
-        self.top = hierarchies(mounts_of("self"))[controller] / f"nri-gpu-test-{os.getpid()}"
+        self.top = Path(tempfile.mkdtemp(prefix="nri-gpu-test-", dir=hierarchies(mounts_of("self"))[controller]))
         self.own = self.top / name
         (self.own / "inner").mkdir(parents=True)
         self.process = process or subprocess.Popen(["sleep", "600"], text=True)

@@ -7,6 +7,7 @@ import shutil
 import stat
 import subprocess
 import sys
+import tempfile
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -53,17 +54,26 @@ def holding(
 
 @contextmanager
 def cgroup_of(name: str) -> Iterator[Path]:
-    """A cgroup of that path in the machine's first hierarchy, for processes of the test."""
-    top = Path("/sys/fs/cgroup")
-    top = top if (top / "cgroup.controllers").exists() else top / "pids"
-    made = top / name
-    made.mkdir(parents=True)
+    """A cgroup for processes of the test, in the machine's first hierarchy, below one that no other run of it has."""
+    top = _first_hierarchy()
+    made = Path(tempfile.mkdtemp(prefix="nri-gpu-test-", dir=top)) / name
     try:
+        made.mkdir(parents=True)
         yield made
     finally:
         while made != top:
             made.rmdir()
             made = made.parent
+
+
+def path_in_proc(cgroup: Path) -> str:
+    """How /proc shows that cgroup."""
+    return f"/{cgroup.relative_to(_first_hierarchy())}"
+
+
+def _first_hierarchy() -> Path:
+    top = Path("/sys/fs/cgroup")
+    return top if (top / "cgroup.controllers").exists() else top / "pids"
 
 
 def into(cgroup: Path) -> list[str]:

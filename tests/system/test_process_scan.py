@@ -16,7 +16,7 @@ from nri_gpu.domain.node import Majors
 from nri_gpu.stray.process_scan import HOLDERS_MAX
 from nri_gpu.stray.stray_controller import LookError, look
 from nri_gpu.stray.uses import Extent, Use
-from tests.support.holding import FULL, MAJOR, ZERO, cgroup_of, holding, into
+from tests.support.holding import FULL, MAJOR, ZERO, cgroup_of, holding, into, path_in_proc
 from tests.support.unit_file import OURS, Unit
 
 pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="makes device nodes")
@@ -35,13 +35,12 @@ def scanned(*before: str, owner: str = NOBODY) -> tuple[Mapping[int, Use], Exten
 
 
 def test_a_holder_is_named_with_what_it_holds_and_where_it_is(tmp_path: Path) -> None:
-    name = "nri-gpu-test-stray/" + "ab" * 32
-    with cgroup_of(name) as cgroup, holding(tmp_path, ZERO, FULL, before=into(cgroup)) as process:
+    with cgroup_of("ab" * 32) as cgroup, holding(tmp_path, ZERO, FULL, before=into(cgroup)) as process:
         uses, extent = scanned()
         use = uses[process.pid]
         assert (use.pid, use.started) == (process.pid, process.started)
         assert {ZERO, FULL} <= {*use.numbers}
-        assert f"/{name}" in use.cgroups
+        assert path_in_proc(cgroup) in use.cgroups
         assert use.program == str(Path(sys.executable).resolve())
         assert extent.whole is ON_THE_HOST
         assert extent.closed == CLOSED < extent.processes
@@ -116,10 +115,9 @@ def test_a_thread_that_holds_it_is_found(tmp_path: Path, script: str) -> None:
 
 
 def test_a_process_whose_first_thread_ended_is_named_with_where_it_is(tmp_path: Path) -> None:
-    name = "nri-gpu-test-stray/" + "ab" * 32
-    with cgroup_of(name) as cgroup, holding(tmp_path, FULL, script=ENDED, before=into(cgroup)) as process:
+    with cgroup_of("ab" * 32) as cgroup, holding(tmp_path, FULL, script=ENDED, before=into(cgroup)) as process:
         use = scanned()[0][process.pid]
-        assert f"/{name}" in use.cgroups
+        assert path_in_proc(cgroup) in use.cgroups
         assert use.program == str(Path(sys.executable).resolve())
         assert use.started == process.started
 
@@ -141,10 +139,12 @@ def test_an_odd_name_changes_nothing(tmp_path: Path) -> None:
 
 def test_a_cgroups_name_is_no_line_of_its_own(tmp_path: Path) -> None:
     """Who may make cgroups below its own may name them with all but a newline."""
-    name = f"nri-gpu-test-stray/a\v0::/kubepods/{'ab' * 32}/b\u2028c"
-    with cgroup_of(name) as cgroup, holding(tmp_path, FULL, before=into(cgroup)) as process:
+    with (
+        cgroup_of(f"a\v0::/kubepods/{'ab' * 32}/b\u2028c") as cgroup,
+        holding(tmp_path, FULL, before=into(cgroup)) as process,
+    ):
         cgroups = scanned()[0][process.pid].cgroups
-    assert [each for each in cgroups if "kubepods" in each] == [f"/{name}"]
+    assert [each for each in cgroups if "kubepods" in each] == [path_in_proc(cgroup)]
 
 
 MANY: Final = f"""\
@@ -164,11 +164,11 @@ for index in range({HOLDERS_MAX + 9}):
 def test_of_many_processes_some_are_named_and_every_node(tmp_path: Path) -> None:
     """A container's processes are as many as it likes; what one of them alone has open is found."""
     with (
-        cgroup_of("nri-gpu-test-stray") as cgroup,
+        cgroup_of("many") as cgroup,
         holding(tmp_path, ZERO, script=MANY, before=into(cgroup)),
         holding(tmp_path, ZERO, FULL, before=into(cgroup)),
     ):
-        uses = [each for each in scanned()[0].values() if f"/{cgroup.name}" in each.cgroups]
+        uses = [each for each in scanned()[0].values() if path_in_proc(cgroup) in each.cgroups]
     # Processes are read by pid: the last one is one more, unless the kernel's pids began anew in between.
     assert HOLDERS_MAX <= len(uses) <= HOLDERS_MAX + 1
     assert {number for each in uses for number in each.numbers} == {ZERO, FULL}

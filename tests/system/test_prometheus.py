@@ -143,7 +143,7 @@ async def xids(node: Monitored) -> None:
 async def stray(node: Monitored) -> None:
     """A container of another runtime holds a GPU: the node of one has a number now that every machine serves."""
     node.chain.daemon.number(MAJOR)
-    cgroup = node.strays.enter_context(cgroup_of(f"nri-gpu-test-metrics/{'cd' * 32}"))
+    cgroup = node.strays.enter_context(cgroup_of("cd" * 32))
     node.strays.enter_context(holding(node.folder, FULL, before=into(cgroup)))
 
 

@@ -10,6 +10,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from secrets import token_hex
 from typing import Final
 
 import pytest
@@ -94,7 +95,9 @@ async def test_on_cri_o_a_container_that_was_never_started_holds_its_gpu_while_a
     async with Listener(launch.socket) as listener:
         with NriGpu(launch.with_policy("schema = 1\n[ledger]\ncreated_grace_s = 5\n")) as daemon:
             runtime = await serving(daemon, listener, CRI_O)
-            _, made = await granted(runtime, "device=0")
+            _, made = await granted(
+                runtime, "device=0", f"restored-{token_hex(8)}"
+            )  # all the machine's cgroups are read
             cgroup = OccupiedCgroup(DEVICES if host_cgroup() is Cgroup.V1 else UNIFIED, f"crio-{made.id}.scope")
             request.addfinalizer(cgroup.remove)
             await asyncio.sleep(7)

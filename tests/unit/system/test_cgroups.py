@@ -9,6 +9,7 @@ import time
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
+from secrets import token_hex
 
 import pytest
 
@@ -28,8 +29,8 @@ from tests.support import threads
 from tests.support.cgroup import OccupiedCgroup
 from tests.support.waiting import wait_for
 
-# All cgroups of the machine are looked through, and other workers make some, too.
-ID, OTHER = ContainerId(f"c0ffee{os.getpid()}"), ContainerId(f"decaf{os.getpid()}")
+# All cgroups of the machine are looked through. Other workers and other runs make some, too, and pids may be the same.
+ID, OTHER = ContainerId(f"c0ffee{token_hex(8)}"), ContainerId(f"decaf{token_hex(8)}")
 WANTED = frozenset({ID})
 SCOPE = f"cri-containerd-{ID}.scope"
 MOUNTS = mounts_of("self")
