@@ -9,6 +9,7 @@ import json
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from secrets import token_hex
 from typing import Any, Final
 
 import pytest
@@ -90,7 +91,7 @@ def wait_found(daemon: NriGpu, *whose: str) -> dict[str, Any]:
 
 @pytest.mark.short
 def test_each_is_named(cgroup_node: Containerd, tmp_path: Path) -> None:
-    docker = "cd" * 32  # of another runtime
+    docker = token_hex(32)  # of another runtime; no other run of this test has one of its name
     with (
         auditing(cgroup_node, tmp_path) as daemon,
         holding(tmp_path, OTHER) as process,
