@@ -316,10 +316,14 @@ class Runtime(RuleBasedStateMachine):
         faults = strategies.capacity_faults(self.ledger)
         assert not [fault for fault in faults if grant.container_id in fault.split(" and ")]
         if grant.mode is Mode.EXCLUSIVE:
+            # Another component may give a sandbox what one of its containers was granted.
+            entries = self.ledger.entries.items()
+            ours = {each.grant.pod_id for id_, each in entries if each.holds and id_ != grant.container_id}
             others = [
                 made
                 for made in self.made.values()
                 if made.state != "exited" and made.container.id != grant.container_id
+                if made.container.pod.id not in ours & {grant.pod_id}
             ]
             assert all(self.opened(made).isdisjoint(grant.uuids) for made in others)
 
