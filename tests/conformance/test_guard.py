@@ -135,6 +135,31 @@ def test_one_whose_gpu_went_to_another_does_not_start_though_the_daemon_died_sin
 
 
 @on_newest
+@pytest.mark.parametrize("ignored_first", [False, True], ids=["ignored from then on", "ignored until then"])
+def test_a_policy_that_is_reloaded_while_a_container_waits_to_start(
+    site: Site, launch: Launch, ignored_first: bool
+) -> None:
+    """The guard's policy follows the daemon's, and its decision, the signed `none`, outlives both."""
+    ignoring, strict = '[namespaces]\nallow = ["default"]\notherwise = "ignore"\n', "schema = 1\n"
+    changing = launch.with_policy(ignoring if ignored_first else strict)
+    with NriGpu(changing) as daemon, NriGuard(changing) as guard:
+        daemon.wait_staged()
+        guard.wait_ready()
+        waiting = site.create("waiting", ASKS, "other") if ignored_first else ""
+        launch.with_policy(strict if ignored_first else ignoring)
+        daemon.reload()
+        waiting = waiting or site.create("waiting", ASKS, "other")
+        site.node.cri.start(waiting)
+        wait_for("it to run", lambda: site.ran("waiting"), 20)
+        daemon.kill()
+        if ignored_first:
+            site.refused("undecided", "device=1", namespace="other")
+        else:
+            site.run("undecided", "device=1", "other")
+        assert guard.seen()["policy_fault"] == ""
+
+
+@on_newest
 def test_what_the_kubelet_gave_is_asked_for_too(site: Site, launch: Launch, daemon: NriGpu) -> None:
     """The token says only what the kubelet allocated; that GPUs were injected, the signed grant says."""
     key = token_key("nvidia.com/gpu")
