@@ -38,7 +38,7 @@ class MigPlace(Struct, frozen=True):
 
 
 class Witness(StrEnum):
-    """Why an event counts as trouble."""
+    """The evidence by which an event counts as trouble."""
 
     CATALOGUE = "catalogue"  # taken back by a recovery action of the driver
     DOUBLE_BIT = "double-bit"  # taken back by a contained ECC error

@@ -21,8 +21,10 @@ SHOWN: Final = {
     "health/health_controller.py": "when a state began, beside CLOCK_BOOTTIME",
     "inventory/inventory_controller.py": "when the node changed",
     "kubelet/registered_socket.py": "since when",
+    "mps/mps_daemon.py": "since when a process cannot be killed",
     "plugin/decision_log.py": "when",
     "stray/stray_controller.py": "since when, beside CLOCK_MONOTONIC",
+    "system/child.py": "since when a process cannot be killed, beside CLOCK_MONOTONIC",
     "verify/oci_bundles.py": "whether a bundle was just written: files have no other clock",
 }
 
