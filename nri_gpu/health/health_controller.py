@@ -204,12 +204,12 @@ class HealthController:
 
     def _take(self, health: NodeHealth, changes: tuple[HealthChange, ...], *, save: bool = False) -> None:
         moved, self._health = save or health.lasting != self._health.lasting, health
-        for change in changes:
-            self.transitions[change.now.state] += 1
-            _log(change)
         if changes or moved:
             self.changed.set()
             save_health(self._file, self._health, self.xids.failures)
+        for change in changes:  # told once it is kept: whoever reads it may end this process
+            self.transitions[change.now.state] += 1
+            _log(change)
 
     def _ask_for_recovery_action(self) -> None:
         """Refresh soon, but seldom: XIDs can come by the thousand, and a refresh costs the driver something."""
