@@ -17,7 +17,7 @@ from nri_gpu.policy.model import Policy
 from nri_gpu.records.journal import JOURNAL, RevokedReader
 from nri_gpu.records.policy_file import DEFAULT_PATH, LAST_GOOD, OPTIONS, kept_options, load_last_good, load_policy
 from nri_gpu.system.storage import KeyLengthError, Signature, read_key, signature
-from nri_gpu.system.tasks import LogOnce, first_done
+from nri_gpu.system.tasks import LogOnce, set_within
 
 LOOK_S: Final = 5.0  # between two looks at the policy's files, where no watch tells of a change
 
@@ -86,7 +86,7 @@ class DaemonState:
                 # Before the look, so that no change falls between; again, because a folder may be made or replaced.
                 watch.add(nearest(file.parent) for file in self._policy_files)
                 if (found := self._signed()) == self._signatures:
-                    await first_done(changed.wait(), timeout_s=LOOK_S)
+                    await set_within(changed, LOOK_S)
                     changed.clear()
                 else:
                     self._signatures = found

@@ -26,7 +26,7 @@ from nri_gpu.domain.container import ContainerId, PodId, PodUid
 from nri_gpu.domain.decision import Grant
 from nri_gpu.ledger.grant_text import SignedGrant, sign_grant, verify_grant
 from nri_gpu.ledger.recording import Remembered
-from nri_gpu.system.storage import write_whole
+from nri_gpu.system.storage import read_bytes, write_whole
 
 JOURNAL: Final = "journal"  # in the state folder
 # Some 500 grants. Beyond that, lines whose grace is over are dropped.
@@ -188,7 +188,7 @@ def _revoke(found: dict[ContainerId, PodId], lines: Iterable[_Line]) -> None:
 
 def _lines(path: Path) -> Iterator[_Line]:
     try:
-        content = path.read_bytes()
+        content = read_bytes(path, -1)
     except FileNotFoundError:
         return
     yield from _decoded(content)
