@@ -145,7 +145,7 @@ def test_a_policy_that_is_reloaded_while_a_container_waits_to_start(
     with NriGpu(changing) as daemon, NriGuard(changing) as guard:
         daemon.wait_staged()
         guard.wait_ready()
-        waiting = site.create("waiting", ASKS, "other") if ignored_first else ""
+        waiting = site.create("waiting", ASKS, "other") if ignored_first else None
         launch.with_policy(strict if ignored_first else ignoring)
         daemon.reload()
         waiting = waiting or site.create("waiting", ASKS, "other")
