@@ -203,7 +203,8 @@ class ScriptedRuntime:
         """Call the plugin, whatever it answers."""
         stream_id = self.mux[PLUGIN_SERVICE].next_stream_id
         await self.write(self.request(method, payload))
-        answer = await within(f"the answer to {method}", self._take(ResponseReceived))
+        deadline_s = max(DEADLINE_S, self.flavour.configure.get("request_timeout", 0) / 1000)
+        answer = await within(f"the answer to {method}", self._take(ResponseReceived), deadline_s)
         if answer.stream_id != stream_id:
             raise HarnessError(f"answer on stream {answer.stream_id} to a call on {stream_id}")
         return answer
