@@ -108,6 +108,8 @@ class ContainerCgroups:
 
         known: other containers of this runtime. Nothing is looked for below their cgroups: a container may give any
         name to a cgroup that it makes there. Where the node is a container, ours lie below that of another runtime.
+
+        Raises: OSError: a cgroup cannot be looked into, so that one below it may have been missed.
         """
         found: dict[ContainerId, tuple[Cgroup, ...]] = {}
         for controller in self._visible() if container_ids else ():
@@ -217,21 +219,37 @@ def _ids(name: str) -> Iterator[str]:
     """
     name = name.removesuffix(".scope")
     yield name
-    ends = (each.end() for each in re.finditer("-", name))
-    yield from (name[end:] for end in ends if not name.endswith("-conmon-", 0, end))
+    dash = name.find("-")
+    while dash >= 0:
+        if not name.endswith("-conmon", 0, dash):
+            yield name[dash + 1 :]
+        dash = name.find("-", dash + 1)
 
 
 def _named_below(top: str, container_ids: Set[ContainerId]) -> Iterator[tuple[ContainerId, str]]:
-    """Yield the cgroups that are named after these containers, and lie below no other: whose each is, and its path."""
-    left = [top]
+    """Yield the cgroups that are named after these containers, and lie below no other: whose each is, and its path.
+
+    Raises: OSError.
+    """
+    left, met = [top], {top}
     while left:
-        with suppress(OSError):  # such as for a path that is too long: no runtime made that cgroup
-            for each in _children(left.pop()):
-                ids = (id_ for id_ in map(ContainerId, _ids(each.name)) if id_ in container_ids)
-                if container_id := next(ids, None):
-                    yield container_id, each.path.removeprefix(top)
-                else:
-                    left.append(each.path)
+        folder = left.pop()
+        try:
+            with os.scandir(folder) as entries:
+                below = {each.path: each.name for each in entries if each.is_dir(follow_symlinks=False)}
+        except OSError as error:
+            if error.errno in _GONE and folder != top:  # or renamed, as v1 allows: its parent tells
+                left.append(os.path.dirname(folder))  # noqa: PTH120 - a walk meets a hundred thousand of them
+            elif error.errno != errno.ENAMETOOLONG:  # no runtime made that cgroup
+                raise
+            continue
+        for path in below.keys() - met:
+            ids = (id_ for id_ in _ids(below[path]) if id_ in container_ids)
+            if container_id := next(ids, None):
+                yield ContainerId(container_id), path.removeprefix(top)
+            else:
+                left.append(path)
+        met |= below.keys()
 
 
 def _pids(folders: Iterable[str]) -> Iterator[int]:

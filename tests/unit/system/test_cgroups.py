@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import subprocess
 import sys
@@ -16,6 +17,7 @@ import pytest
 from nri_gpu.domain.container import Cgroup, ContainerId, FirstProcess
 from nri_gpu.system.cgroups import (
     DEVICES,
+    EVENTS,
     FOLDERS_MAX,
     UNIFIED,
     ContainerCgroups,
@@ -226,3 +228,60 @@ def test_what_a_pod_sees_by_the_hosts_proc(tmp_path: Path, line: str, path: str 
     first = ContainerCgroups(mounts).first_process(41, ID)
     assert first == (FirstProcess(41, 1234, Cgroup(UNIFIED, path)) if path else None)
     assert ContainerCgroups(mounts[:2]).first_process(41, ID) is None
+
+
+def occupied_folder(folder: Path) -> None:
+    """A cgroup of v2 with a process, as its file says."""
+    folder.mkdir(parents=True)
+    (folder / EVENTS).write_text("populated 1\n")
+
+
+def of_folder(folder: Path) -> ContainerCgroups:
+    return ContainerCgroups([Mounted("0:1", "/", str(folder), "cgroup2", frozenset())])
+
+
+@pytest.mark.parametrize("known", [0, 2000])
+def test_a_walk_looks_into_each_folder_once_however_many_containers_are_sought(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, known: int
+) -> None:
+    ids = [ContainerId(f"{number:064x}") for number in range(200)]
+    for id_ in ids:
+        occupied_folder(tmp_path / f"kubepods-pod{id_[-8:]}.slice" / f"cri-containerd-{id_}.scope")
+    looked: list[str] = []
+    scandir = os.scandir
+    monkeypatch.setattr(os, "scandir", lambda folder: looked.append(str(folder)) or scandir(folder))
+    others = frozenset(ContainerId(f"{number:064x}") for number in range(200, 200 + known))
+    assert of_folder(tmp_path).named(frozenset(ids), others).keys() == set(ids)
+    assert len(looked) == len(set(looked)) == 1 + len(ids)  # the top, and the pods
+
+
+def test_a_cgroup_that_is_renamed_or_removed_while_it_is_walked_hides_none(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    occupied_folder(tmp_path / "pods" / SCOPE)
+    (tmp_path / "removed").mkdir()
+    scandir = os.scandir
+
+    def moving(folder: str) -> object:
+        if folder != str(tmp_path) and (tmp_path / "pods").exists():
+            (tmp_path / "pods").rename(tmp_path / "renamed")
+            (tmp_path / "removed").rmdir()
+        return scandir(folder)
+
+    monkeypatch.setattr(os, "scandir", moving)
+    found = of_folder(tmp_path).named(WANTED, frozenset())
+    assert found == {ID: FirstProcess(0, 0, Cgroup(UNIFIED, f"/renamed/{SCOPE}"))}
+
+
+def test_a_walk_that_cannot_look_into_a_cgroup_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    occupied_folder(tmp_path / "pods" / SCOPE)
+    scandir = os.scandir
+
+    def failing(folder: str) -> object:
+        if folder.endswith("pods"):
+            raise OSError(errno.EMFILE, os.strerror(errno.EMFILE), folder)
+        return scandir(folder)
+
+    monkeypatch.setattr(os, "scandir", failing)
+    with pytest.raises(OSError, match="Too many open files"):
+        of_folder(tmp_path).named(WANTED, frozenset())
