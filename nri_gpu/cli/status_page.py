@@ -135,6 +135,11 @@ def _health_notes(status: DaemonStatus) -> Iterator[str]:
 def _lost_line(lost: LostStatus) -> str:
     """Return what an operator can do about a container that is over for the runtime and holds its GPUs."""
     place = f" in cgroup {lost.cgroup}" if lost.cgroup else ""
+    if lost.sought:
+        return (
+            f"{lost.pod}, container {lost.container}: not listed by the runtime{_since_when(lost.since_s)}; it holds "
+            "its GPUs while its cgroup is being looked for (see the log if this lasts)"
+        )
     return (
         f"{lost.pod}, container {lost.container}: ended for the runtime{_since_when(lost.since_s)}, but holds its GPUs "
         f"until its processes{place} are gone ({lost.shown_pids}): end them, or thaw a paused container; a process "

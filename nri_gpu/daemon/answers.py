@@ -170,7 +170,10 @@ class HolderStatus(HolderLine, frozen=True, kw_only=True):
 
 
 class LostStatus(Struct, frozen=True, kw_only=True):
-    """A container that is over for the runtime and has processes, some of which `pids` are. cgroup: empty: not seen."""
+    """A container that is over for the runtime and has processes, some of which `pids` are. cgroup: empty: not seen.
+
+    sought: the runtime does not list it, and its cgroup is being looked for.
+    """
 
     container_id: str
     pod: str
@@ -179,6 +182,7 @@ class LostStatus(Struct, frozen=True, kw_only=True):
     since_s: float | None
     cgroup: str
     pids: tuple[int, ...]
+    sought: bool = False
 
     @property
     def shown_pids(self) -> str:

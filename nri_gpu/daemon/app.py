@@ -29,7 +29,6 @@ from nri_gpu.plugin.decision_log import Refusals
 from nri_gpu.plugin.dependencies import PluginDependencies
 from nri_gpu.plugin.guard_status import guard_connected
 from nri_gpu.plugin.handlers import Plugin
-from nri_gpu.plugin.rechecks import Rechecks
 from nri_gpu.plugin.registration_pause import AwayFile
 from nri_gpu.plugin.request_sizes import Sizes
 from nri_gpu.plugin.supervisor import Identity, SessionFollowers, Supervisor
@@ -97,7 +96,6 @@ class Daemon:
         self._kubelet = self._make_kubelet()
         self._dra = DraController(folder.path, state, self._plugin, fixed)
         self._ledger_file = LedgerFile(folder.path / LEDGER, state)
-        self._rechecks = Rechecks(state, self._node.cache.poke, self._plugin.lapse)
         self._sizes = Sizes(
             lambda: state.settings.plugin,
             later,
@@ -129,6 +127,7 @@ class Daemon:
             later=later,
             inventory_age_s=self._node.cache.age_s,
             recorder=StateRecorder(journal, self._audit, later, grace_s),
+            look_at_gpus=self._node.cache.poke,
             start_hindrance=self._node.mps.start_hindrance,
             kill=lambda names: self._cri.kill(names, REVOKED),
             stage_dir=os.path.realpath(self._fixed.driver.stage_dir),
@@ -321,7 +320,7 @@ class Daemon:
             counts=self._plugin.counts,
             refusals=tuple(self._refusals.last),
             ungranted=len(self._plugin.ungranted),
-            lost=self._plugin.lost.described(),
+            lost=self._plugin.processes.described(),
             unkilled=unkilled(),
             history=self._node.inventory.history,
             restarts=self._node.restarts(),

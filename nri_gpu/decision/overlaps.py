@@ -66,8 +66,10 @@ def granted_twice(ledger: Ledger) -> Mapping[GpuUuid, tuple[str, ...]]:
     """
     found: dict[GpuUuid, tuple[str, ...]] = {}
     for uuid, use in ledger.usage().items():
-        pods = {each.pod_uid: each.pod for each in use.grants.values()}
-        exclusive = any(each.mode is Mode.EXCLUSIVE for each in use.grants.values())
+        # Of a container that is being looked for, an old file may be all that is left.
+        grants = [each for id_, each in use.grants.items() if id_ not in ledger.unsought]
+        pods = {each.pod_uid: each.pod for each in grants}
+        exclusive = any(each.mode is Mode.EXCLUSIVE for each in grants)
         joined = any(pods.keys() <= each.claim.pods.keys() for each in use.claims.values())
         shifted = (each for each in use.external.values() if each.container and each.pod not in pods.values())
         beside = {opener(each) for each in shifted}

@@ -205,7 +205,7 @@ def _held(status: DaemonStatus, now_s: float) -> Iterator[Finding]:
     for found in status.conflicts:
         sentence = conflict_sentence(found.pod, found.container, found.gpu_uuids, found.holders)
         yield error("GPUs of other components", sentence, f"# {SEPARATE}")
-    for lost in status.lost:
+    for lost in (each for each in status.lost if not each.sought):
         sentence = (
             f"{lost.pod}, container {lost.container}, has ended for the runtime, but its processes still hold its GPUs"
         )

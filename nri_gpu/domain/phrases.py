@@ -106,6 +106,11 @@ CATALOGUE: Final[Mapping[str, Mapping[str, tuple[str, str]]]] = {
             "The runtime heeds no refused start, so the container may run, and its cgroup cannot be read.",
             "Let nri-gpu see the host's cgroups (`nri-gpu doctor`), or delete the pod.",
         ),
+        "cgroups not walked: containers that the runtime does not list keep their GPUs": (
+            "A cgroup of the host cannot be looked into, or the kernel answers late: nri-gpu cannot tell whether such "
+            "a container still has a process.",
+            "Mend what the line names, or raise LimitNOFILE=; nri-gpu tries again each second.",
+        ),
         "process of a container cannot be watched": (
             "The kernel refused nri-gpu to watch a container, so its GPU may stay held if containerd is killed "
             "just as it ends.",

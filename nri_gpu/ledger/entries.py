@@ -32,6 +32,7 @@ from nri_gpu.ledger.events import (
     Reconciled,
     Removed,
     Rules,
+    Sought,
     Started,
     Stopped,
     Synchronized,
@@ -68,11 +69,14 @@ def entries_after(ledger: Ledger, event: LedgerEvent, rules: Rules) -> Ledger:
         case NeverStarted(at, container_ids):
             return _lapsed(ledger, container_ids, at)
         case Ticked(at):
-            return _lapsed(_given_up(ledger, at), ledger.overdue(at, rules.created_grace_s), at)
+            unstarted = ledger.overdue(at, rules.created_grace_s) - ledger.processes.keys()
+            return _lapsed(_given_up(ledger, at), unstarted, at)
         case PodGone(at, pod_id):
             return _pod_gone(ledger, pod_id, at)
         case Synchronized():
             return _rebuilt(ledger, event)
+        case Sought():
+            return _sought(ledger, event)
         case Reconciled(_, listed):
             return reduce(_adopted, listed, ledger)
         case AllocationKnown(_, container_id, allocation):
@@ -116,7 +120,8 @@ def _started(ledger: Ledger, event: Started) -> Ledger:
     if old is None:
         return ledger
     grant = replace(old.grant, seat=event.seat) if event.seat else old.grant
-    ledger = replace(ledger, starting={**ledger.starting, event.container_id: None})
+    starting, unsought = {**ledger.starting, event.container_id: None}, without(ledger.unsought, {event.container_id})
+    ledger = replace(ledger, starting=starting, unsought=unsought)
     return ledger.with_entry(Entry(grant, GrantPhase.RUNNING, event.at, allocation=old.allocation or event.allocation))
 
 
@@ -143,7 +148,8 @@ def _stopped(ledger: Ledger, event: Stopped) -> Ledger:
     if event.unstarted and entry and entry.ran:
         told = ledger.starting.get(id_, event.at) is not None  # that it runs, or is to be stopped
         return ledger if told else replace(ledger, starting={**ledger.starting, id_: event.at})
-    if entry is None or entry.ran or (entry.holds and id_ in ledger.processes):
+    known = id_ in ledger.processes or id_ in ledger.unsought
+    if entry is None or entry.ran or (entry.holds and known):
         return _over(ledger, (id_,), event.at)
     return _lapsed(ledger if event.unstarted else _not_starting(ledger, {id_}), (id_,), event.at)
 
@@ -154,7 +160,7 @@ def _given_up(ledger: Ledger, at: float) -> Ledger:
     over = {id_ for id_ in stopped if ledger.entries[id_].phase is GrantPhase.RUNNING}
     if not over:
         return ledger
-    known = over & ledger.processes.keys()
+    known = over & (ledger.processes.keys() | ledger.unsought.keys())
     after = _lapsed(_over(ledger, known, at), over - known, at)
     return replace(after, starting={id_: since for id_, since in ledger.starting.items() if id_ in after.entries})
 
@@ -167,19 +173,23 @@ def _not_starting(ledger: Ledger, container_ids: Set[ContainerId]) -> Ledger:
 
 
 def _lapsed(ledger: Ledger, container_ids: Iterable[ContainerId], at: float) -> Ledger:
-    """Let these, which never ran, hold nothing: the ledger knows them until they, or their pod, are removed."""
-    over = {id_: entry.lapsed(at) for id_ in container_ids if (entry := ledger.entries.get(id_)) and entry.holds}
+    """Let these, which never ran, hold nothing: the ledger knows them until they, or their pod, are removed.
+
+    One may run all the same as long as nobody has looked for its processes.
+    """
+    sought = frozenset(container_ids) - ledger.unsought.keys()
+    over = {id_: entry.lapsed(at) for id_ in sought if (entry := ledger.entries.get(id_)) and entry.holds}
     return replace(ledger, entries={**ledger.entries, **over}) if over else ledger
 
 
 def _over(ledger: Ledger, container_ids: Iterable[ContainerId], at: float) -> Ledger:
-    """End these containers; a container whose processes can be looked at is lost until it has none.
+    """End these containers; a container whose processes can be looked at, or for, is lost until it has none.
 
     A process can outlive the first one, and a runtime may not list a container that runs.
     """
     ids = frozenset(container_ids)
     ledger = _not_starting(ledger, ids)
-    held = ids & ledger.processes.keys()
+    held = ids & (ledger.processes.keys() | ledger.unsought.keys())
     entries = {id_: entry for id_ in held if (entry := ledger.entries.get(id_)) and entry.holds and entry.grant.held}
     lives = {id_: live for id_ in held if (live := ledger.live.get(id_))}
     lost = {
@@ -240,9 +250,13 @@ def _rebuilt(ledger: Ledger, event: Synchronized) -> Ledger:
     # A container that only the journal has, and that has processes, was started while nobody told us.
     remembered = {each.grant.container_id: each for each in event.remembered}
     unseen = {id_: each for id_, each in remembered.items() if id_ in processes and id_ not in ledger.entries}
-    known = {**ledger.entries, **unseen}
-    old = _over(replace(ledger, entries=known, processes=processes), processes.keys() - event.ids, event.at)
-    lost = old.lost.keys() - event.ids
+    unsought = dict.fromkeys(event.unsought - processes.keys(), event.at)
+    before = replace(ledger, entries={**ledger.entries, **unseen}, processes=processes, unsought=unsought)
+    # Of what the runtime may still be creating, it says nothing yet.
+    created = {id_ for id_ in remembered if (entry := ledger.entries.get(id_)) is None or not entry.ran}
+    unlisted = processes.keys() | (unsought.keys() - created)
+    old = _over(before, unlisted - event.ids, event.at)
+    lost = (old.lost.keys() & (processes.keys() | unsought.keys())) - event.ids
     entries = [
         *(each for id_, each in old.entries.items() if id_ in lost),
         *event.entries,
@@ -256,8 +270,25 @@ def _rebuilt(ledger: Ledger, event: Synchronized) -> Ledger:
         processes={},
         starting={},
     )
-    there = (event.ids | lost) & (anew.entries.keys() | anew.live.keys())
+    held = anew.entries.keys() | anew.live.keys()
+    anew = replace(anew, unsought={id_: at for id_, at in anew.unsought.items() if id_ in held})
+    there = (event.ids | lost) & held
     return anew.with_processes({id_: each for id_, each in old.processes.items() if id_ in there})
+
+
+def _sought(ledger: Ledger, event: Sought) -> Ledger:
+    """End the lost containers of which a whole walk found no process. A walk tells nothing of a list after its begin.
+
+    What may still be created lapses in its time, and what is listed goes on.
+    """
+    sought = {id_ for id_ in event.container_ids if ledger.unsought.get(id_, event.at) <= event.began}
+    found = {id_: each for id_, each in event.found.items() if id_ in ledger.entries or id_ in ledger.live}
+    after = ledger.with_processes(found)
+    absent = (sought & after.unsought.keys()) - found.keys()
+    if not absent:
+        return after
+    after = replace(after, unsought=without(after.unsought, absent))
+    return after.without_containers(absent & after.lost.keys())
 
 
 def _settled(listed: Iterable[Entry], ledger: Ledger) -> Mapping[ContainerId, Entry]:
@@ -273,7 +304,7 @@ def _settled(listed: Iterable[Entry], ledger: Ledger) -> Mapping[ContainerId, En
     usage = dict(replace(ledger, entries=kept).usage())
     for entry in (entry for entry in entries if not entry.ran):
         id_ = entry.grant.container_id
-        gone = entry.phase is GrantPhase.CREATED and taken(entry.grant, usage)
+        gone = entry.phase is GrantPhase.CREATED and id_ not in ledger.unsought and taken(entry.grant, usage)
         kept[id_] = entry.lapsed(entry.since) if gone else entry
         for uuid in entry.grant.held if kept[id_].holds else ():
             use = usage.get(uuid, UNUSED)

@@ -102,6 +102,16 @@ class Synchronized(_At, frozen=True):
     remembered: tuple[Entry, ...] = ()  # from the journal; the runtime may not have received these answers
     lives: tuple[Live, ...] = ()  # of containers with devices
     processes: Mapping[ContainerId, FirstProcess] = {}  # each container's first process, if it is known
+    # Holders that may run, and whose processes neither this list nor the ledger names: their cgroups are looked for.
+    unsought: frozenset[ContainerId] = frozenset()
+
+
+class Sought(_At, frozen=True):
+    """All cgroups of the host were walked through for those of these containers. began: when, on the same clock."""
+
+    began: float
+    container_ids: frozenset[ContainerId]
+    found: Mapping[ContainerId, FirstProcess] = {}  # of them, those that have a process
 
 
 class DevicesAllocated(_At, frozen=True):
@@ -211,6 +221,7 @@ LedgerEvent = (
     | PodGone
     | SandboxForgotten
     | Synchronized
+    | Sought
     | DevicesAllocated
     | Reconciled
     | DevicesPrepared

@@ -116,6 +116,8 @@ class Ledger(Struct, frozen=True):
     in_question: frozenset[ClaimUid] = frozenset()  # claims to prepare again: their pods may have changed
     # Containers that may start and do not run yet by the runtime's word, and since when they are to be stopped.
     starting: Mapping[ContainerId, float | None] = {}
+    # Holders whose processes nobody has named or looked for since a list at that time; each holds until that is done.
+    unsought: Mapping[ContainerId, float] = {}
 
     def usage(self) -> Mapping[GpuUuid, Usage]:
         """GPU -> who is on it; GPUs that nobody holds, and nobody has just left, are absent."""
@@ -205,9 +207,15 @@ class Ledger(Struct, frozen=True):
         return {id_: entry for id_, entry in self.attempts(pod_uid, name).items() if entry.lost}
 
     def may_start(self, container_id: ContainerId) -> bool:
-        """Return whether a container may start: not if it is lost, or if it lapsed and others hold its GPUs."""
+        """Return whether a container may start: not if it is lost, or if it lapsed and others hold its GPUs.
+
+        One that is lost only because a list lacks it, and whose processes are being looked for, starts like one that
+        lapsed: the runtime may list it nowhere yet.
+        """
         entry = self.entries.get(container_id)
-        return entry is None or not (entry.lost or (not entry.holds and taken(entry.grant, self.usage())))
+        if entry is None or (entry.holds and not entry.lost):
+            return True
+        return not (entry.lost and container_id in self.processes) and not taken(entry.grant, self.usage())
 
     def overdue(self, now: float, grace_s: float) -> frozenset[ContainerId]:
         """Return the containers that should have started by now. grace_s: the policy's `created_grace_s`."""
@@ -225,7 +233,9 @@ class Ledger(Struct, frozen=True):
         known, of = dict(self.processes), {each.cgroup: id_ for id_, each in self.processes.items()}
         for id_, process in processes.items():
             known[id_] = process if of.setdefault(process.cgroup, id_) == id_ else replace(process, cgroup=None)
-        return self if known == self.processes else replace(self, processes=known)
+        if known == self.processes:
+            return self
+        return replace(self, processes=known, unsought=without(self.unsought, processes.keys()))
 
     def with_live(self, live: Live) -> Ledger:
         if self.live.get(live.container_id) == live:
@@ -260,8 +270,9 @@ class Ledger(Struct, frozen=True):
             return self
         entries, external = without(self.entries, gone), without(self.external, gone)
         live, processes = without(self.live, gone), without(self.processes, gone)
-        starting = without(self.starting, gone)
-        return replace(self, entries=entries, external=external, live=live, processes=processes, starting=starting)
+        starting, unsought = without(self.starting, gone), without(self.unsought, gone)
+        anew = replace(self, entries=entries, external=external, live=live, processes=processes)
+        return replace(anew, starting=starting, unsought=unsought)
 
     def without_reservations(self, devices: Iterable[AllocatedDevice]) -> Ledger:
         """Drop the reservations of these devices; other devices change nothing."""

@@ -20,6 +20,7 @@ class PluginDependencies(Struct, frozen=True):
     recorder: Recorder  # keeps what happens
     # Since the source of the inventory last answered, seconds; None where it never did.
     inventory_age_s: Callable[[], float | None] = lambda: None
+    look_at_gpus: Callable[[], None] | None = None  # asks for a look at released GPUs; None where nobody can look
     start_hindrance: Callable[[Grant], str] = lambda _: ""  # why a container with this grant cannot start yet, or empty
     kill: Callable[[Mapping[str, str]], None] = lambda _: None  # containers, by id with their pods, through CRI
     # Where driver files are staged, without symlinks; empty where it does not matter what containers mount from there.

@@ -5,7 +5,6 @@ No handler awaits, so nobody sees half a step and no lock is needed; log lines a
 
 from __future__ import annotations
 
-import asyncio
 import math
 from collections.abc import Callable, Iterable, Mapping
 from operator import is_not
@@ -35,7 +34,6 @@ from nri_gpu.dra.read_claims import ClaimAllocations
 from nri_gpu.kubelet.allocations import KubeletTokens
 from nri_gpu.kubelet.read_listing import ExternalAllocations
 from nri_gpu.ledger.apply import apply, cleared_for
-from nri_gpu.ledger.entries import STARTS_S
 from nri_gpu.ledger.events import (
     AllocationKnown,
     ClaimsInQuestion,
@@ -69,15 +67,13 @@ from nri_gpu.plugin.conflicts import ConflictsSeen
 from nri_gpu.plugin.counts import Counts, Outcome
 from nri_gpu.plugin.decision_log import HooksSeen, container_fields, log_decision
 from nri_gpu.plugin.dependencies import PluginDependencies
-from nri_gpu.plugin.exits import UntoldExits
-from nri_gpu.plugin.lost import LostContainers
 from nri_gpu.plugin.monitors import MonitorPods
 from nri_gpu.plugin.nri_service import REQUEST_TIMEOUT_S
+from nri_gpu.plugin.processes import ProcessLooks
 from nri_gpu.plugin.read_allocation import AllocationFacts, read_allocation
-from nri_gpu.plugin.rechecks import ReleasedGpus
+from nri_gpu.plugin.released import ReleasedGpus
 from nri_gpu.plugin.starts import GrantedContainers
 from nri_gpu.plugin.synchronize import ListedContainers
-from nri_gpu.plugin.unstarted import UnstartedContainers
 from nri_gpu.policy.model import Policy, Stale, Unknown
 from nri_gpu.system.state import Changed, NodeState
 from nri_gpu.ttrpc.frames import RESPONSE_MAX
@@ -136,9 +132,9 @@ class Plugin:
         conflicts = ConflictsSeen()
         state.then(lambda: conflicts.tell(self.ledger), Changed.LEDGER)
         self._released = ReleasedGpus(needs.cgroups)
-        self.lost = LostContainers(state, needs.cgroups, self.apply, needs.clock)
-        self.unstarted = UnstartedContainers(state, needs.cgroups, self.apply, self._tells, needs.clock)
-        self._exits = UntoldExits(self.exited)
+        self.processes = ProcessLooks(
+            state, needs.cgroups, self._apply_seen, self._tells, needs.clock, needs.later, needs.look_at_gpus
+        )
         self._listed_pods: frozenset[PodId] = frozenset()  # of the containers in the newest list
         self._observed: tuple[Inventory, Monitors] | None = None  # by which the ledger knows who holds what by number
 
@@ -187,6 +183,14 @@ class Plugin:
             case _:
                 pass
 
+    def _apply_seen(self, event: LedgerEvent) -> None:
+        """Apply what was seen of processes; a container's end also ends what is known of it here."""
+        if not isinstance(event, Stopped):
+            self.apply(event)
+        elif self._holds(event.container_id):
+            logger.bind(container_id=event.container_id).info("container ended without an event from the runtime")
+            self._ended(event, event.container_id)
+
     @property
     def policy(self) -> Policy:
         """Return the policy in force."""
@@ -227,7 +231,7 @@ class Plugin:
         if isinstance(decision, Inject) and not self._journalled(decision.grant, signed, after, now):
             decision, after = Refuse(UNRECORDED), ledger
             reply, signed = self._reply(container, decision)
-        self._exits.told(container.id)
+        self.processes.told(container.id)
         self._needs.recorder.decided(container, decision, node, now)
         self.state.commit(after)
         elapsed_s = self._needs.clock() - now
@@ -340,7 +344,7 @@ class Plugin:
         self._granted.end_revoked(each.grant for each in entries if each.phase is GrantPhase.RUNNING)
         pids = {container_id: process.pid for container_id, process in self.ledger.processes.items()}
         running = {each.container.id: each.pid or pids.get(each.container.id, 0) for each in listed if not each.created}
-        self._exits.listed({each: pid for each, pid in running.items() if self._holds(each)})
+        self.processes.list({each: pid for each, pid in running.items() if self._holds(each)}, event.ids)
         for container_id, pid in running.items():
             self._watch(container_id, pid)
         self._complain(granted_twice(self.ledger))
@@ -348,18 +352,10 @@ class Plugin:
         found = {"gpus": len(node.gpus), "grants": len(self.ledger.entries), "foreign": len(self.ledger.external)}
         logger.bind(**found, lost=len(lost)).info("ledger rebuilt")
 
-    def exited(self, container_id: ContainerId) -> None:
-        """Let a container be over: its process ended, and the runtime did not tell."""
-        if self._holds(container_id):
-            logger.bind(container_id=container_id).info("container ended without an event from the runtime")
-            self._ended(Stopped(self._needs.clock(), container_id), container_id)
-        else:  # it told of its pod's end
-            self._exits.told(container_id)
-
     @property
     def unsure(self) -> bool:
         """Return whether the last list has a container as running that may be over, and holds a GPU."""
-        return any(map(self._holds, self._exits.unsure))
+        return any(map(self._holds, self.processes.unsure))
 
     def observe(self) -> None:
         """Read containers' device numbers by the newest inventory, and by which pods are monitors now.
@@ -442,7 +438,7 @@ class Plugin:
 
     def _started(self, change: Lifecycle) -> Reply:
         container_id = change.container_id
-        self._exits.told(container_id)
+        self.processes.told(container_id)
         reply = self._granted.start(change)
         process = self._needs.cgroups.first_process(change.pid, container_id) if self._holds(container_id) else None
         if process:
@@ -452,7 +448,7 @@ class Plugin:
 
     def _watch(self, container_id: ContainerId, pid: int) -> None:
         if self.same_pids and self._holds(container_id):
-            self._exits.watch(container_id, pid)
+            self.processes.began(container_id, pid)
 
     def _holds(self, container_id: ContainerId) -> bool:
         """Return whether the end of a container gives a GPU back."""
@@ -466,14 +462,12 @@ class Plugin:
     def _stopped(self, change: Lifecycle) -> Reply:
         id_, unstarted = change.container_id, change.created and self._tells()
         self._ended(Stopped(self._needs.clock(), id_, unstarted), id_)
-        if unstarted and (entry := self.ledger.entries.get(id_)) and entry.phase is GrantPhase.RUNNING:
-            asyncio.get_running_loop().call_later(STARTS_S, self.lapse)
-        else:
-            self._exits.told(id_)
+        if self.ledger.starting.get(id_) is None:  # else its start may go on
+            self.processes.told(id_)
         return EMPTY
 
     def _removed(self, change: Lifecycle) -> Reply:
-        self._exits.told(change.container_id)
+        self.processes.told(change.container_id)
         self._granted.is_over((change.container_id,))
         return self._ended(Removed(self._needs.clock(), (change.container_id,)), change.container_id)
 

@@ -14,10 +14,10 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from nri_gpu.domain.errors import LocalProtocolError, OversizeError, RemoteProtocolError
+from nri_gpu.ledger.processes import TOLD_WITHIN_S
 from nri_gpu.nri.convert import Configured, register_to_pb
 from nri_gpu.nri.list_size import ListSize
 from nri_gpu.nri.subscription import Subscription, holds_list_back
-from nri_gpu.plugin.exits import TOLD_WITHIN_S
 from nri_gpu.plugin.nri_service import EVENT_METHODS, NriHandlers, PluginService, SynchronizeFacts
 from nri_gpu.plugin.request_sizes import Sizes
 from nri_gpu.plugin.transport import LIMITS, ConnectionLimits, RuntimeCallError, Transport

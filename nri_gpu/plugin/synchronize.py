@@ -48,39 +48,30 @@ class ListedContainers:
         ids = frozenset(item.container.id for item in listed)
         remembered = self._remembered(now, request_timeout_s)
         holders = {each.grant.container_id for each in (*entries, *remembered)} | {each.container_id for each in lives}
-        held = {id_ for id_, each in self._plugin.ledger.entries.items() if each.holds}
-        unlisted = held.union(each.grant.container_id for each in remembered) - ids
-        processes = self._processes(listed, holders, unlisted)
-        return Synchronized(now, ids, tuple(entries), remembered, tuple(lives), processes), frozenset(ungranted)
+        unsought = self._unsought(listed, ids | {each.grant.container_id for each in remembered})
+        processes = self._processes(listed, holders)
+        event = Synchronized(now, ids, tuple(entries), remembered, tuple(lives), processes, unsought)
+        return event, frozenset(ungranted)
 
-    def _processes(
-        self, listed: Sequence[Listed], holders: Set[ContainerId], unlisted: Set[ContainerId]
-    ) -> Mapping[ContainerId, FirstProcess]:
-        """Find the first processes of those that hold something; a node may have thousands that hold nothing.
+    def _processes(self, listed: Sequence[Listed], holders: Set[ContainerId]) -> Mapping[ContainerId, FirstProcess]:
+        """Find the first processes of those that hold something; a node may have thousands that hold nothing."""
+        holding = {item.container.id: item.pid for item in listed if item.pid and item.container.id in holders}
+        found = {id_: self._needs.cgroups.first_process(pid, id_) for id_, pid in holding.items()}
+        return {id_: process for id_, process in found.items() if process}
 
-        unlisted: containers that were granted GPUs, and that the runtime does not list.
-        """
-        found = self._cgroups_of_others(listed, unlisted)
-        for item in listed:
-            id_ = item.container.id
-            if item.pid and id_ in holders and (process := self._needs.cgroups.first_process(item.pid, id_)):
-                found[id_] = process
-        return found
-
-    def _cgroups_of_others(
-        self, listed: Sequence[Listed], unlisted: Set[ContainerId]
-    ) -> dict[ContainerId, FirstProcess]:
-        """Find the cgroups of containers that may have run, whose processes neither the ledger nor the runtime names.
+    def _unsought(self, listed: Sequence[Listed], named: Set[ContainerId]) -> frozenset[ContainerId]:
+        """Return the containers that may have run, and whose processes neither the ledger nor the runtime names.
 
         Daemons before this one wrote no processes, and a container may have started while there was no daemon.
-        unlisted: as above. Whether the runtime's PIDs are ours is known only in a connection, and with that which
-        hierarchies tell.
+        named: by the list or the journal. Where no cgroup can be seen, the runtime's word is all that there is.
         """
-        ledger = self._plugin.ledger
-        seen = {item.container.id for item in listed if item.pid} | ledger.processes.keys()
-        known = {item.container.id for item in listed} | ledger.entries.keys() | ledger.live.keys()
+        if not self._needs.cgroups.seen:
+            return frozenset()
+        ledger, ids = self._plugin.ledger, {item.container.id for item in listed}
         ran = {id_ for id_, entry in ledger.entries.items() if entry.ran}
-        return dict(self._needs.cgroups.named((ran | unlisted) - seen, known))
+        held = {id_ for id_, entry in ledger.entries.items() if entry.holds}
+        unlisted = held.union(ledger.live, named) - ids
+        return frozenset(unlisted | ran) - ledger.processes.keys() - {item.container.id for item in listed if item.pid}
 
     def _listed_entry(self, item: Listed, signed: SignedGrant, now: float) -> Entry:
         """Make the entry of a container that is listed with a signed grant; an earlier daemon may have signed it."""

@@ -91,8 +91,9 @@ class LedgerDocument(Struct, frozen=True, kw_only=True):
 
 def write_ledger(file: Path, ledger: Ledger) -> None:
     """Write the file, with a line for each grant. Raises: OSError."""
-    holders: list[Entry | Reservation] = [*ledger.entries.values(), *ledger.reservations.values()]
-    grants = map(_grant_line, holders)
+    # The next daemon comes to know by itself whom the list lacks and nobody has looked for.
+    entries = (replace(line, lost=line.lost and id_ not in ledger.unsought) for id_, line in _entry_lines(ledger))
+    grants = (*entries, *map(_grant_line, ledger.reservations.values()))
     foreign = (
         ExternalLine(
             container_id=each.container_id,
@@ -115,7 +116,8 @@ def write_ledger(file: Path, ledger: Ledger) -> None:
         )
         for uuid, each in ledger.releasing.items()
     )
-    opened = (each for id_, each in ledger.live.items() if id_ in ledger.processes)
+    opened = [each for id_, each in ledger.live.items() if id_ in ledger.processes]
+    opened += [replace(ledger.live[id_], lost_since=None) for id_ in ledger.unsought.keys() & ledger.live.keys()]
     lists = f' "grants": {_lines(grants)},\n "foreign": {_lines(foreign)},\n "leaving": {_lines(leaving)}'
     lists += f',\n "prepared": {_lines(ledger.prepared.values())}'
     lists += f',\n "opened": {_lines(opened)},\n "processes": {msgspec.json.encode(ledger.processes).decode()}'
@@ -268,6 +270,10 @@ def holder_line(holder: Entry | Reservation) -> HolderLine:
         gpu_uuids=grant.uuids,
         driver_generation=grant.generation,
     )
+
+
+def _entry_lines(ledger: Ledger) -> Iterable[tuple[ContainerId, GrantLine]]:
+    return ((id_, _grant_line(entry)) for id_, entry in ledger.entries.items())
 
 
 def _grant_line(holder: Entry | Reservation) -> GrantLine:

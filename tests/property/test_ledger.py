@@ -56,6 +56,7 @@ from nri_gpu.ledger.grant_text import SignedGrant, verify_grant
 from nri_gpu.ledger.holders import Usage
 from nri_gpu.ledger.ledger import Entry, GrantPhase, Ledger
 from nri_gpu.ledger.opened import numbers_of, opened_uuids, seen
+from nri_gpu.ledger.processes import TOLD_WITHIN_S
 from nri_gpu.ledger.recording import Remembered
 from nri_gpu.nri.session import Listed
 from nri_gpu.plugin.dependencies import PluginDependencies
@@ -240,7 +241,7 @@ class Runtime(RuleBasedStateMachine):
         message = make.container_message(of, pid=PID)
         change = pb.StateChangeEvent(event=event, pod=make.pod_message(of.pod), container=message)
         taken = self.plugin.lifecycle(change.SerializeToString()) == b""
-        self.plugin.lost.look()
+        self.plugin.processes.look()
         return taken
 
     def signed(self, container: Container) -> SignedGrant | None:
@@ -255,7 +256,7 @@ class Runtime(RuleBasedStateMachine):
         self.unseen = {each.grant.container_id for each in self.journal.remembered(self.now - GRACE_S)}
         self.unseen -= {made.container.id for made in listed} | self.ledger.processes.keys()  # whose ends are seen
         self.plugin.synchronized(tuple(Listed(made.container, made.state == "created", PID) for made in listed))
-        self.plugin.lost.look()
+        self.plugin.processes.look()
 
     # What can happen on a machine.
 
@@ -402,8 +403,9 @@ class Runtime(RuleBasedStateMachine):
         """And its process is watched."""
         if made := self.some(pick, "running"):
             made.state = "exited"
-            self.plugin.exited(made.container.id)
-            self.plugin.lost.look()
+            self.plugin.processes.exited(made.container.id)
+            self.now += TOLD_WITHIN_S
+            self.plugin.processes.look()
 
     @precondition(lambda self: not self.away)
     @rule(pick=picks)
@@ -425,7 +427,7 @@ class Runtime(RuleBasedStateMachine):
     def the_last_process_ends(self, pick: int) -> None:
         self.left.remove(sorted(self.left)[pick % len(self.left)])
         if not self.away:
-            self.plugin.lost.look()
+            self.plugin.processes.look()
 
     def holds(self, made: Made) -> bool:
         """Whether it has a GPU, granted or by another component."""

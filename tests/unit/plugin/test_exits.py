@@ -13,20 +13,17 @@ from typing import Final
 import pytest
 
 from nri_gpu._pb import nri_pb2 as pb
-from nri_gpu.domain.container import ContainerId
 from nri_gpu.ledger.entries import STARTS_S
+from nri_gpu.ledger.processes import TOLD_WITHIN_S
 from nri_gpu.nri.subscription import Event
-from nri_gpu.plugin import exits, supervisor
-from nri_gpu.plugin.exits import TOLD_WITHIN_S, UntoldExits
+from nri_gpu.plugin import supervisor
 from tests.support import nri_messages as nri
 from tests.support.log import Log
 from tests.support.plugin import ServedPlugin
 from tests.support.scripted_runtime import ScriptedRuntime, until
 
-SOON_S: Final = 0.3
 NO_PID: Final = 0x7FFFFFFF  # more than the kernel gives (proc(5), pid_max)
 SENTENCE: Final = "container ended without an event from the runtime"
-ID: Final = ContainerId("one")
 
 
 class Program:
@@ -46,112 +43,6 @@ def program() -> Iterator[Program]:
     made = Program()
     yield made
     made.end()
-
-
-class Watching(UntoldExits):
-    """Keeps which containers ended unheard."""
-
-    def __init__(self) -> None:
-        super().__init__(lambda id_: self.ended.append(id_), SOON_S)
-        self.ended: list[ContainerId] = []
-
-
-async def seen() -> None:
-    """The loop has looked at its descriptors."""
-    for _ in range(3):
-        await asyncio.sleep(0)
-
-
-async def test_an_end_is_told_after_a_while(program: Program) -> None:
-    watching = Watching()
-    watching.watch(ID, program.pid)
-    await asyncio.sleep(SOON_S * 2)
-    assert watching.ended == []
-    program.end()
-    await seen()
-    assert watching.ended == []
-    await until("the end", lambda: watching.ended == [ID])
-
-
-async def test_so_is_one_of_before() -> None:
-    watching = Watching()
-    watching.watch(ID, NO_PID)
-    await until("the end", lambda: watching.ended == [ID])
-
-
-@pytest.mark.parametrize("ended_first", [False, True])
-async def test_of_one_that_the_runtime_tells_of_no_end_is_told(program: Program, *, ended_first: bool) -> None:
-    watching = Watching()
-    watching.watch(ID, program.pid)
-    if ended_first:
-        program.end()
-        await seen()
-    watching.told(ID)
-    program.end()
-    await asyncio.sleep(SOON_S * 2)
-    assert watching.ended == []
-
-
-async def test_others_than_are_kept_are_not_watched(program: Program) -> None:
-    watching = Watching()
-    before = os.listdir("/proc/self/fd")  # noqa: PTH208 - proc has no use for Path
-    for id_ in (ID, ContainerId("two"), ContainerId("three")):
-        watching.watch(id_, program.pid)
-    watching.watch(ID, program.pid)
-    watching.listed({ID: program.pid, ContainerId("three"): program.pid, ContainerId("four"): program.pid})
-    watching.told(ContainerId("three"))
-    program.end()
-    await until("the end", lambda: watching.ended == [ID])
-    assert os.listdir("/proc/self/fd") == before  # noqa: PTH208
-
-
-async def test_without_a_pid_the_one_of_before_is_watched_on(program: Program) -> None:
-    """As containerd lists one whose task it just lost."""
-    watching = Watching()
-    watching.watch(ID, program.pid)
-    program.end()
-    watching.watch(ID, 0)
-    watching.watch(ContainerId("two"), 0)
-    await until("the end", lambda: watching.ended == [ID])
-    watching.listed({ID: 0})
-    assert watching.unsure == set()
-    watching.watch(ID, 0)
-    await until("the end", lambda: watching.ended == [ID, ID])
-
-
-async def test_one_that_was_never_seen_and_has_no_pid_is_unsure_once(program: Program) -> None:
-    watching = Watching()
-    watched, two = ContainerId("watched"), ContainerId("two")
-    watching.watch(watched, program.pid)
-    watching.listed({ID: 0, watched: 0, two: program.pid})
-    assert watching.unsure == {ID}
-    watching.listed({ID: 0, watched: 0, two: 0})
-    assert watching.unsure == {two}
-    watching.told(two)
-    assert watching.unsure == set()
-    watching.listed({ID: 0})
-    watching.listed({two: program.pid})
-    watching.listed({ID: 0})
-    assert watching.unsure == {ID}
-
-
-@pytest.mark.parametrize("pid", [0xFFFFFFFF, 0x80000000])
-async def test_a_pid_that_is_none(log: Log, pid: int) -> None:
-    watching = Watching()
-    watching.watch(ID, pid)
-    await asyncio.sleep(SOON_S * 2)
-    assert watching.ended == []
-    assert log.one("process of a container cannot be watched").fields["container_id"] == ID
-
-
-async def test_not_all_descriptors_go_there(program: Program, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(exits, "WATCHED_MAX", 3)
-    watching = Watching()
-    for number in range(9):
-        watching.watch(ContainerId(str(number)), program.pid)
-    program.end()
-    await asyncio.sleep(SOON_S * 2)
-    assert sorted(watching.ended) == ["0", "1", "2"]
 
 
 # --- with the plugin and its connection

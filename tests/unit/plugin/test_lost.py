@@ -13,9 +13,9 @@ from nri_gpu.domain.container import ContainerId
 from nri_gpu.domain.gpu import GpuUuid
 from nri_gpu.ledger.events import AllocationKnown
 from nri_gpu.ledger.ledger import Ledger
+from nri_gpu.ledger.processes import STUCK_AFTER_S, WARNED_AFTER_S
 from nri_gpu.ledger.recording import Remembered
 from nri_gpu.nri.subscription import Event
-from nri_gpu.plugin.lost import STUCK_AFTER_S, WARNED_AFTER_S
 from nri_gpu.system.cgroups import DEVICES, EVENTS, ContainerCgroups, Mounted
 from tests.support import nri_messages as nri
 from tests.support.log import Log
@@ -76,7 +76,7 @@ async def test_one_that_the_runtime_does_not_list_is_lost_and_may_come_back(benc
     assert bench.phases() == {ID: "lost"}
     bench.synchronize([bench.of], [bench.made])
     assert bench.phases() == {ID: "running"}
-    assert not bench.plugin.lost.described()
+    assert not bench.plugin.processes.described()
 
 
 def test_a_list_asks_for_the_processes_of_those_alone_that_hold_something(bench: LostBench) -> None:
@@ -119,8 +119,10 @@ async def test_one_that_started_while_no_daemon_ran_and_is_not_listed_is_lost(
         bench.state.ledger = Ledger()
         monkeypatch.setattr(NoRecorder, "remembered", lambda *_: [remembered])
     bench.synchronize()
-    assert bench.phases() == {ID: "lost"}
-    bench.clock.now += 100.0
+    assert "gpu-busy" in bench.refused(nri.asking("device=0", "second"))  # nobody has looked yet
+    await until("its cgroup to be found", lambda: ContainerId(ID) in bench.plugin.ledger.processes)
+    bench.clock.now += 100.0  # its runtime may be creating it for a while, and calls it nowhere ended
+    await until("it to be lost", lambda: bench.phases() == {ID: "lost"})
     assert "(ended, but its processes live on" in bench.refused(nri.asking("device=0", "second"))
     (tmp_path / ID / EVENTS).write_text("populated 0\n")
     await until("the GPU to come free", lambda: not bench.plugin.ledger.usage())
@@ -140,13 +142,14 @@ async def test_no_container_tells_of_another_by_the_name_of_a_cgroup_below_its_o
     reply = bench.create(other, made)
     listed = [nri.running(nri.adjusted(made, reply), pid=0)] if outer == "listed" else []
     bench.synchronize([other], listed)
+    await until("the walk to be over", lambda: not bench.plugin.ledger.unsought)
     assert ID not in bench.plugin.ledger.processes
 
 
 async def test_an_operator_hears_of_it_and_after_a_minute_no_pod_is_sent_there(bench: LostBench) -> None:
     with Log() as log:
         bench.end(Event.STOP_CONTAINER)
-        bench.plugin.lost.look()
+        bench.plugin.processes.look()
         assert not log.said(STILL_RUNS)
         bench.clock.now += WARNED_AFTER_S
         await until("the warning", lambda: bool(log.said(STILL_RUNS)))

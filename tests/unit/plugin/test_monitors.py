@@ -118,12 +118,14 @@ async def test_a_lost_monitor_holds_nothing(log: Log) -> None:
     bench.tell(Event.STOP_CONTAINER, of, made)
     assert bench.plugin.ledger.lost
     bench.clock.now += 100
-    assert bench.plugin.lost.look() == ()
+    bench.plugin.processes.look()
+    assert bench.plugin.processes.described() == ()
     assert bench.plugin.ledger.stuck == frozenset()
-    use(bench, NOTHING)
-    (lost,) = bench.plugin.lost.look()
-    assert len(lost.uuids) == len(bench.plugin.ledger.stuck) == 4
     assert "container has ended for the runtime, but its processes still hold its GPUs" not in str(log.lines)
+    use(bench, NOTHING)
+    bench.plugin.processes.look()
+    (lost,) = bench.plugin.processes.described()
+    assert len(lost.uuids) == len(bench.plugin.ledger.stuck) == 4
 
 
 class Answers:

@@ -19,18 +19,20 @@ GRACE_S = 1
 UNSEEN = "container never started and its cgroup is not seen: it keeps its GPUs until it is removed"
 
 
-class Cgroups(ContainerCgroups):
+class LookedFor(ContainerCgroups):
     """One for each container. left: how many processes are in it."""
 
     visible = True
     left = 1
+    walks = 0
 
     @property
     def seen(self) -> bool:
         return self.visible
 
     def named(self, container_ids: Set[ContainerId], known: Set[ContainerId]) -> Mapping[ContainerId, FirstProcess]:
-        return {each: FirstProcess(0, 0, Cgroup(UNIFIED, f"/crio-{each}.scope")) for each in container_ids}
+        self.walks += 1
+        return {each: FirstProcess(0, 0, Cgroup(UNIFIED, f"/crio-{each}.scope")) for each in container_ids if self.left}
 
     def lives(self, process: FirstProcess) -> bool:
         return self.left > 0
@@ -43,7 +45,7 @@ class UnstartedBench(Bench):
     """A plugin with a container that was granted GPU 0 and never started, and whose grace is over."""
 
     def __init__(self, runtime: str = "cri-o", cgroups: ContainerCgroups | None = None) -> None:
-        self.cgroups = Cgroups()
+        self.cgroups = LookedFor()
         super().__init__(Policy(ledger=LedgerSettings(created_grace_s=GRACE_S)), cgroups=cgroups or self.cgroups)
         self.plugin.runtime = runtime
         self.of = nri.asking("device=0", "first")
@@ -56,10 +58,14 @@ class UnstartedBench(Bench):
         return getattr(reply, "message", "")
 
 
+def known(bench: Bench) -> bool:
+    return ContainerId(ID) in bench.plugin.ledger.processes
+
+
 async def test_it_holds_its_gpu_while_its_cgroup_has_processes_and_no_longer() -> None:
     bench = UnstartedBench()
     assert "gpu-busy" in bench.ask_again()  # nobody has looked yet
-    bench.plugin.unstarted.look()
+    await until("its cgroup to be known", lambda: known(bench))
     assert "gpu-busy" in bench.ask_again()
     assert bench.phases() == {ID: "created"}
     bench.cgroups.left = 0
@@ -70,9 +76,9 @@ async def test_it_holds_its_gpu_while_its_cgroup_has_processes_and_no_longer() -
 async def test_a_look_comes_by_itself_and_finds_its_cgroup_before_its_grace_is_over() -> None:
     bench = UnstartedBench()
     bench.clock.now -= GRACE_S
-    await until("its cgroup to be known", lambda: ContainerId(ID) in bench.plugin.ledger.processes)
-    bench.cgroups.left = 0
-    bench.plugin.unstarted.look()
+    await until("its cgroup to be known", lambda: known(bench))
+    bench.cgroups.left, walks = 0, bench.cgroups.walks
+    await until("another walk", lambda: bench.cgroups.walks > walks)
     assert bench.phases() == {ID: "created"}
 
 
@@ -83,18 +89,19 @@ async def test_a_cgroup_of_its_name_that_comes_later_holds_it_too(tmp_path: Path
     foreign, own = (tmp_path / where / f"crio-{ID}.scope" for where in ("foreign", "kubepods"))
     foreign.mkdir(parents=True)
     (foreign / EVENTS).write_text("populated 1\n")
-    bench.plugin.unstarted.look()
-    (foreign / EVENTS).write_text("populated 0\n")
+    await until("its cgroup to be known", lambda: known(bench))
     own.mkdir(parents=True)
     (own / EVENTS).write_text("populated 1\n")
+    (foreign / EVENTS).write_text("populated 0\n")
     bench.clock.now += GRACE_S
-    bench.plugin.unstarted.look()
+    cgroup = Cgroup(UNIFIED, f"/kubepods/crio-{ID}.scope")
+    await until("its own to be known", lambda: bench.plugin.ledger.processes[ContainerId(ID)].cgroup == cgroup)
     assert bench.phases() == {ID: "created"}
 
 
 async def test_one_whose_next_attempt_is_made_holds_it_until_its_cgroup_is_empty() -> None:
     bench = UnstartedBench()
-    bench.plugin.unstarted.look()
+    await until("its cgroup to be known", lambda: known(bench))
     anew = nri.container(bench.of)
     anew.id = "again"
     bench.create(bench.of, anew)
@@ -106,7 +113,7 @@ async def test_where_no_cgroup_is_seen_it_holds_it_until_it_is_removed() -> None
     bench.cgroups.visible = False
     with Log() as log:
         for _ in range(2):
-            bench.plugin.unstarted.look()
+            bench.plugin.processes.look()
         assert "gpu-busy" in bench.ask_again()
         assert log.one(UNSEEN).fields["pod_name"] == "first"
     bench.tell(Event.REMOVE_CONTAINER, bench.of, nri.container(bench.of))

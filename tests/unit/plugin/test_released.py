@@ -2,27 +2,24 @@
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import Callable
+from itertools import pairwise
 from typing import Final
 
 import pytest
 
 from nri_gpu.domain.container import Cgroup, ContainerId, FirstProcess, PodUid
 from nri_gpu.domain.gpu import GpuUuid
-from nri_gpu.domain.node import Inventory
-from nri_gpu.ledger.events import Gone, Ticked
+from nri_gpu.ledger.events import Gone
 from nri_gpu.ledger.holders import Releasing
+from nri_gpu.ledger.ledger import Ledger
+from nri_gpu.ledger.processes import FIRST_PAUSE_S, LONGEST_PAUSE_S, ContainerProcesses, Means
 from nri_gpu.nri.subscription import Event
-from nri_gpu.plugin.rechecks import FIRST_PAUSE_S, LONGEST_PAUSE_S, Rechecks
 from nri_gpu.policy.forms import Globs
 from nri_gpu.policy.model import ForeignSettings, HandoverSettings, Policy, Unknown
 from nri_gpu.system.cgroups import UNIFIED, ContainerCgroups
-from nri_gpu.system.state import Changed, NodeState
 from tests.support import nri_messages as nri
 from tests.support.handover import HandoverBench
 from tests.support.ledgers import after
-from tests.support.plugin import Clock
 
 ENDS = (Event.STOP_CONTAINER, Event.REMOVE_CONTAINER, Event.STOP_POD_SANDBOX, Event.REMOVE_POD_SANDBOX)
 
@@ -115,36 +112,17 @@ def test_a_reload_may_end_the_waiting() -> None:
     assert bench.withheld == ""
 
 
-async def test_rechecks_look_at_once_then_more_and_more_rarely_until_the_grace_is_over(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    loop = asyncio.get_running_loop()
-    call_later = loop.call_later
-    pauses: list[float] = []
-    looks: list[float] = []
-    ended = asyncio.Event()
-    clock, state = Clock(), NodeState(Inventory(taken_at=0))
-
-    def at_once(delay: float, callback: Callable[[], None]) -> asyncio.TimerHandle:
-        pauses.append(delay)
-        clock.now += delay
-        return call_later(0, callback)
-
-    def committed() -> None:
-        if not state.ledger.releasing:
-            ended.set()
-
-    monkeypatch.setattr(loop, "call_later", at_once)  # no waiting here
-
-    def lapse() -> None:
-        state.commit(after(state.ledger, Ticked(clock.now)))
-
-    Rechecks(state, lambda: looks.append(clock.now), lapse)
-    state.then(committed, Changed.LEDGER)
-    released = Releasing(PodUid("uid"), "ns/pod", clock.now, 10.0)
-    state.commit(state.ledger.with_releasing({GpuUuid("GPU-1"): released}))
-    await asyncio.sleep(0)
-    assert len(looks) == 1
-    await ended.wait()
-    assert pauses == [min(FIRST_PAUSE_S * 2**n, LONGEST_PAUSE_S) for n in range(len(looks))]
-    assert 8.0 < looks[-1] - looks[0] <= 10.0 < sum(pauses)
+def test_looks_come_at_once_then_more_and_more_rarely_until_the_grace_is_over() -> None:
+    table, means = ContainerProcesses(), Means(60.0, looks_at_gpus=True)
+    ledger = Ledger().with_releasing({GpuUuid("GPU-1"): Releasing(PodUid("uid"), "ns/pod", 0.0, 10.0)})
+    now, looks = 0.0, []
+    while ledger.releasing:
+        ledger = after(ledger, *table.overdue(now, ledger))
+        found = table.next(now, ledger, means)
+        looks += [now] if found.gpus else []
+        now = found.due or now
+    pauses = [after - before for before, after in pairwise(looks)]
+    assert looks[0] == 0.0
+    assert pauses == pytest.approx([min(FIRST_PAUSE_S * 2**n, LONGEST_PAUSE_S) for n in range(len(pauses))])
+    assert 8.0 < looks[-1] <= 10.0
+    assert table.next(now, ledger, means).due is None

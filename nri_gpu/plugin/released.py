@@ -1,9 +1,8 @@
-"""Released GPUs: what looks at their processes found, and further looks until they are free."""
+"""Released GPUs, and what looks at their processes found."""
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from itertools import chain, repeat
 from typing import Final
 
@@ -12,12 +11,8 @@ from nri_gpu.domain.node import Inventory
 from nri_gpu.ledger.holders import Releasing
 from nri_gpu.ledger.ledger import Ledger
 from nri_gpu.system.cgroups import ContainerCgroups
-from nri_gpu.system.state import Changed, NodeState
-from nri_gpu.system.tasks import Backoff
 
-FIRST_PAUSE_S: Final = 0.1
 PIDS_MAX: Final = 4096  # of a monitor's container
-LONGEST_PAUSE_S: Final = 2.0  # a look is some calls into the driver, and wakes GPUs that sleep
 
 
 class ReleasedGpus:
@@ -49,38 +44,3 @@ class ReleasedGpus:
         watching = (id_ for id_, each in ledger.external.items() if uuid in each.watched)
         processes = (process for id_ in watching if (process := ledger.processes.get(id_)) and process.cgroup)
         return frozenset(chain.from_iterable(self._cgroups.pids(each, PIDS_MAX) for each in processes))
-
-
-class Rechecks:
-    """Repeated looks while a released GPU waits to be offered: at once, then more and more rarely.
-
-    look: asks for a look. lapse: ends what is over by now.
-    """
-
-    def __init__(self, state: NodeState, look: Callable[[], None], lapse: Callable[[], None]) -> None:
-        self._state = state
-        self._look = look
-        self._lapse = lapse
-        self._known: frozenset[tuple[GpuUuid, float]] = frozenset()  # GPUs being released, and since when
-        self._backoff = Backoff(FIRST_PAUSE_S, LONGEST_PAUSE_S)
-        self._timer: asyncio.TimerHandle | None = None
-        state.then(self._ledger_changed, Changed.LEDGER)
-
-    def _ledger_changed(self) -> None:
-        releasing = self._state.ledger.releasing.items()
-        known, self._known = self._known, frozenset((uuid, each.since) for uuid, each in releasing)
-        if self._known - known:
-            if self._timer:
-                self._timer.cancel()
-            self._backoff.reset()
-            self._look_and_wait()
-
-    def _look_and_wait(self) -> None:
-        self._look()
-        self._timer = asyncio.get_running_loop().call_later(self._backoff.next_s(), self._again)
-
-    def _again(self) -> None:
-        self._timer = None
-        self._lapse()
-        if self._state.ledger.releasing:
-            self._look_and_wait()
