@@ -150,7 +150,6 @@ class Next(Struct, frozen=True):
     walk: frozenset[ContainerId]  # containers whose cgroups to look for now
     walk_is_late: bool  # the walk that was begun goes on for long
     gpus: bool  # whether to look at released GPUs now
-    due: float | None  # when to ask again, on the ledger's clock, if nothing is seen before
 
 
 class ContainerProcesses:
@@ -221,9 +220,11 @@ class ContainerProcesses:
         holders = ledger.entries.keys() | ledger.live.keys()
         exits = {id_: pid for id_, pid in self._exits.items() if id_ in holders}
         late = self._walk is not None and now - self._walk[0] >= WALK_LATE_S
-        due = [each for each in self._dues(ledger, means) if each > now]
-        due += [now + PAUSE_S] if look_at else []
-        return Next(exits, look_at, walk, late, gpus, min(due, default=None))
+        return Next(exits, look_at, walk, late, gpus)
+
+    def due(self, now: float, ledger: Ledger, means: Means) -> float | None:
+        """Return when to ask again if nothing is seen before, on the ledger's clock; None: no sooner than that."""
+        return min((each for each in self._dues(ledger, means) if each > now), default=None)
 
     # --- exits: of RUNNING containers, which the runtime may not tell ---
 

@@ -27,6 +27,7 @@ from nri_gpu.ledger.processes import (
     ListedPids,
     LookedAt,
     Means,
+    Next,
     NotWatched,
     Observation,
     Told,
@@ -151,27 +152,31 @@ class ProcessLooks:
         """Look, and wait for what is next. now: a time that has come, by the ledger's clock."""
         now = max(now, self._clock())
         self._look(now)
-        self._wait(now, self.table.next(now, self._state.ledger, self._means).due)
+        self._wait(now, self.table.due(now, self._state.ledger, self._means))
 
     def _look(self, now: float) -> None:
         for event in self.table.overdue(now, self._state.ledger):
             self._apply(event)
         self._watch_cgroups(self._state.ledger)
         found = self.table.next(now, self._state.ledger, self._means)
-        if found.gpus and self._look_at_gpus:
-            self._look_at_gpus()
-        if found.walk:
-            self._walk(found.walk)
+        self._begin(found)
         if found.walk_is_late:
             self._note_walk(f"it has not finished within {WALK_LATE_S:.0f} s")
         if found.look_at:
             processes = self._state.ledger.processes
             empty = frozenset(each for each in found.look_at if not self._cgroups.lives(processes[each]))
             self._saw(now, LookedAt(found.look_at, empty))
+            self._begin(self.table.next(now, self._state.ledger, self._means))
         for event in self.table.overdue(now, self._state.ledger):  # fewer GPUs may be stuck
             self._apply(event)
         self._warn(now)
         self._watch_exits(now, found.exits)
+
+    def _begin(self, found: Next) -> None:
+        if found.gpus and self._look_at_gpus:
+            self._look_at_gpus()
+        if found.walk:
+            self._walk(found.walk)
 
     def _soon(self) -> None:
         if not self._comes:

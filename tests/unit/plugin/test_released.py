@@ -120,9 +120,9 @@ def test_looks_come_at_once_then_more_and_more_rarely_until_the_grace_is_over() 
         ledger = after(ledger, *table.overdue(now, ledger))
         found = table.next(now, ledger, means)
         looks += [now] if found.gpus else []
-        now = found.due or now
+        now = table.due(now, ledger, means) or now
     pauses = [after - before for before, after in pairwise(looks)]
     assert looks[0] == 0.0
     assert pauses == pytest.approx([min(FIRST_PAUSE_S * 2**n, LONGEST_PAUSE_S) for n in range(len(pauses))])
     assert 8.0 < looks[-1] <= 10.0
-    assert table.next(now, ledger, means).due is None
+    assert table.due(now, ledger, means) is None
