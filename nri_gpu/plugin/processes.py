@@ -276,8 +276,9 @@ class ProcessLooks:
         self.saw(Walked(found, whole=not fault))
 
     def _note_walk(self, fault: str) -> None:
-        phrase = "cgroups not walked: containers that the runtime does not list keep their GPUs"
-        self._walk_faults.warning(phrase, fault)
+        self._walk_faults.warning(
+            "cgroups not walked: containers that the runtime does not list keep their GPUs", fault
+        )
 
     # --- what is told of them ---
 

@@ -249,7 +249,12 @@ def test_a_walk_looks_into_each_folder_once_however_many_containers_are_sought(
         occupied_folder(tmp_path / f"kubepods-pod{id_[-8:]}.slice" / f"cri-containerd-{id_}.scope")
     looked: list[str] = []
     scandir = os.scandir
-    monkeypatch.setattr(os, "scandir", lambda folder: looked.append(str(folder)) or scandir(folder))
+
+    def counted(folder: str) -> object:
+        looked.append(str(folder))
+        return scandir(folder)
+
+    monkeypatch.setattr(os, "scandir", counted)
     others = frozenset(ContainerId(f"{number:064x}") for number in range(200, 200 + known))
     assert of_folder(tmp_path).named(frozenset(ids), others).keys() == set(ids)
     assert len(looked) == len(set(looked)) == 1 + len(ids)  # the top, and the pods
