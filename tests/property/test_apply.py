@@ -172,7 +172,7 @@ def test_a_list_of_what_runs_by_the_ledger_ends_nobody_whose_process_is_seen(sto
     here = frozenset(ContainerId(each.grant.container_id) for each in listed)
     after = apply(before, Synchronized(AT + 5000, here, listed), RULES)
     holders = {id_: each.grant for id_, each in before.entries.items() if each.holds and each.grant.held}
-    seen = {id_ for id_, each in before.entries.items() if each.ran or id_ in before.processes}
+    seen = here | before.processes.keys()
     assert {id_: each.grant for id_, each in after.entries.items() if each.grant.held} == {
         id_: grant for id_, grant in holders.items() if id_ in seen
     }

@@ -506,7 +506,8 @@ class Runtime(RuleBasedStateMachine):
         if self.away:
             return
         self.plugin.observe()
-        assert self.ledger == before.with_all_external(self.ledger.external)  # whoever has a GPU goes on
+        after = replace(before.with_all_external(self.ledger.external), stuck=self.ledger.stuck)
+        assert self.ledger == after  # whoever has a GPU goes on
         for name, other in self.ledger.external.items():
             if name in self.made:
                 assert other.regained >= other.uuids & self.opened(self.made[name]) - opened[name]
