@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Set
 from enum import StrEnum
@@ -52,9 +53,13 @@ class Entry(Recorded, frozen=True):
 
     def is_over(self, now: float, grace_s: float) -> bool:
         """Return whether it was created and should have started by now. grace_s: the policy's `created_grace_s`."""
+        return now > self.deadline(grace_s)
+
+    def deadline(self, grace_s: float) -> float:
+        """Return the time by which it should have started; infinite where it did, or may at any time."""
         if self.phase is not GrantPhase.CREATED or self.until is Lapse.NEVER:
-            return False
-        return now > (self.since + grace_s if self.until is Lapse.AFTER_GRACE else self.until)
+            return math.inf
+        return self.since + grace_s if self.until is Lapse.AFTER_GRACE else self.until
 
     def lapsed(self, now: float) -> Entry:
         """Return the entry as one that holds nothing from now on."""

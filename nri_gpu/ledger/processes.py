@@ -1,22 +1,25 @@
 """When a GPU becomes free: what is seen of processes, and what the ledger hears of it. Pure: time is an argument.
 
-    state       holds its GPUs until                       what tells
-    RUNNING     its first process ends                     the runtime; a pidfd where the runtime says nothing
-    ENDED       the runtime had TOLD_WITHIN_S to tell      time
-    STOPPING    its start had STARTS_S to go on            PostStartContainer; time
-    LOST        no process of it is left                   its cgroup, by inotify, or a look each PAUSE_S
-    UNSEEN      no cgroup of its name has a process        a whole walk that began after the list which lacks it
-    UNSTARTED   the same, and its grace is over            a walk each second, on runtimes that heed no refused start
-    UNLISTED    only the journal has it, and it is overdue    a look at the cgroup that a walk found
-    RELEASING   no process is on its GPU                   NVML, more and more rarely; time
+    container or GPU   holds until                              what tells                            heard
+    -----------------  ---------------------------------------  ------------------------------------  ------------
+    running            its first process ends                   the runtime
+                       and the runtime is silent TOLD_WITHIN_S  a pidfd                               Stopped
+    starting           it was to be stopped STARTS_S ago        time                                  Ticked
+    lost               no process of it is left                 inotify, or a look each PAUSE_S       Gone
+    unsought           no cgroup of its name has a process      a whole walk begun after the list     Sought
+    unstarted          the same, and its grace is over          a walk each WALK_PAUSE_S              NeverStarted
+    unlisted, overdue  no process of it is left                 a look, as its grace is over          NeverStarted
+                       one is left: then it is lost             the same                              Removed
+    GPU, releasing     no process is on it, or its grace ends   NVML, more and more rarely; time      Ticked
 
-A sight that a state has no row for changes nothing: what cannot be seen frees no GPU.
+Unsought: a list lacks it, and no walk that began after that list has looked for its cgroup. Unstarted: created, on a
+runtime that heeds no refused start. Unlisted: only the journal has it. What cannot be seen frees no GPU.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Set
-from enum import StrEnum
+import math
+from collections.abc import Iterable, Iterator, Mapping, Set
 from itertools import chain
 from typing import Final
 
@@ -30,7 +33,6 @@ from nri_gpu.ledger.events import (
     HeldForLong,
     LedgerEvent,
     NeverStarted,
-    ProcessesFound,
     Removed,
     Sought,
     Stopped,
@@ -41,43 +43,13 @@ from nri_gpu.ledger.ledger import Entry, GrantPhase, Lapse, Ledger
 TOLD_WITHIN_S: Final = 1.0  # how long to wait for the runtime's own exit event, which takes precedence
 WATCHED_MAX: Final = 512  # pidfds, of the 1,024 descriptors that a process has by default
 PAUSE_S: Final = 0.1  # between looks at lost containers, where nothing tells
-WALK_PAUSE_S: Final = 1.0  # between walks, for unstarted containers or after one that failed
+WALK_PAUSE_S: Final = 1.0  # between walks, and before the first one for an unstarted container
 WALK_LATE_S: Final = 10.0  # after which a walk that goes on is reported
 WARNED_AFTER_S: Final = 1.0  # processes that are being killed live on for a moment
 STUCK_AFTER_S: Final = 60.0  # from then on no pod is sent to the GPUs of a lost container
 FIRST_PAUSE_S: Final = 0.1  # between looks at released GPUs
 LONGEST_PAUSE_S: Final = 2.0  # such a look is some calls into the driver, and wakes GPUs that sleep
-_LATE_S: Final = 0.001  # a timer comes no earlier than what it is for
-
-
-class State(StrEnum):
-    """The state of a container whose end gives a GPU back."""
-
-    ENDED = "ended"
-    STOPPING = "stopping"
-    LOST = "lost"
-    UNSTARTED = "unstarted"
-    UNLISTED = "unlisted"
-    RELEASING = "releasing"
-
-
-class Sight(StrEnum):
-    """Something that was seen."""
-
-    EMPTY = "no process is left"
-    OCCUPIED = "a process is left"
-    DUE = "its time has come"
-
-
-TABLE: Final[Mapping[tuple[State, Sight], Callable[[float, tuple[ContainerId, ...]], LedgerEvent]]] = {
-    (State.ENDED, Sight.DUE): lambda at, ids: Stopped(at, ids[0]),
-    (State.STOPPING, Sight.DUE): lambda at, _: Ticked(at),
-    (State.RELEASING, Sight.DUE): lambda at, _: Ticked(at),
-    (State.LOST, Sight.EMPTY): Gone,
-    (State.UNSTARTED, Sight.EMPTY): NeverStarted,
-    (State.UNLISTED, Sight.EMPTY): NeverStarted,
-    (State.UNLISTED, Sight.OCCUPIED): Removed,
-}
+_LATE_S: Final = 0.001  # what is over after a time is not over at that time
 
 
 class Means(Struct, frozen=True):
@@ -98,8 +70,9 @@ class Began(Struct, frozen=True):
 
 
 class ListedPids(Struct, frozen=True):
-    """The runtime lists these as running. pids: of their processes; 0 where the list has no PID."""
+    """The runtime made a list. pids: of containers that run and hold something; 0 where the list has no PID."""
 
+    container_ids: frozenset[ContainerId]  # all that it has
     pids: Mapping[ContainerId, int]
 
 
@@ -147,7 +120,7 @@ class Next(Struct, frozen=True):
 
     exits: Mapping[ContainerId, int]  # processes whose exits to wait for, by PID
     look_at: frozenset[ContainerId]  # containers whose known processes to look at now
-    walk: frozenset[ContainerId]  # containers whose cgroups to look for now
+    walk: frozenset[ContainerId]  # containers to look for in all cgroups now
     walk_is_late: bool  # the walk that was begun goes on for long
     gpus: bool  # whether to look at released GPUs now
 
@@ -156,31 +129,27 @@ class ContainerProcesses:
     """What is known of the processes of containers beside the ledger."""
 
     def __init__(self) -> None:
-        self.unsure: set[ContainerId] = set()  # running by the last list, and may be over: another list tells
-        self._exits: dict[ContainerId, int] = {}  # of those to watch, the PIDs
-        self._over: set[ContainerId] = set()  # whose process has ended, told or not
-        self._ended: dict[ContainerId, float] = {}  # of these the runtime says nothing, and since when
-        self._without_pid: set[ContainerId] = set()  # in the last list, and not seen before
+        self.listed: frozenset[ContainerId] = frozenset()  # in the runtime's newest list
+        self.unsure: set[ContainerId] = set()  # running by that list, and may be over: another list tells
+        self._without_pid: set[ContainerId] = set()  # in that list, and not seen before
+        self._exits: dict[ContainerId, int] = {}  # the processes to watch
+        self._over: dict[ContainerId, float] = {}  # whose process has ended, and when the ledger is to hear of it
         self._lost: frozenset[ContainerId] = frozenset()
         self._look_due = 0.0
         self._walk: tuple[float, frozenset[ContainerId]] | None = None  # that goes on: when it began, for whom
         self._walk_due = 0.0
-        self._unstarted_due: float | None = None
-        self._absent: frozenset[ContainerId] = frozenset()  # unstarted, and to be looked for
-        self._releasing: frozenset[tuple[GpuUuid, float]] = frozenset()  # and since when
-        self._gpus_due: float | None = None
-        self._gpu_looks = 0
+        self._gpus_looked, self._gpus_due = -math.inf, math.inf
 
     def saw(self, now: float, observation: Observation, ledger: Ledger, means: Means) -> tuple[LedgerEvent, ...]:
         """Take what was seen. Return what the ledger has to hear of it."""
         match observation:
             case Began(container_id, pid):
                 self._began(now, container_id, pid)
-            case ListedPids(pids):
-                self._listed(pids)
+            case ListedPids():
+                self._take_list(observation)
             case Told(container_id):
                 self._forget(container_id)
-            case Exited(container_id):
+            case Exited(container_id) if container_id in self._exits:
                 self._exited(now, container_id)
             case NotWatched(container_id):
                 self._exits.pop(container_id, None)
@@ -190,43 +159,54 @@ class ContainerProcesses:
                 return tuple(self._looked_at(now, observation, ledger, means))
             case Walked():
                 return tuple(self._walked(now, observation, ledger, means))
+            case _:
+                pass  # the exit of a process that nobody waits for any more
         return ()
-
-    def knows(self, container_id: ContainerId) -> bool:
-        """Return whether there is something to forget once the runtime tells of a container."""
-        return container_id in self._exits or container_id in self._over or container_id in self.unsure
 
     def overdue(self, now: float, ledger: Ledger) -> tuple[LedgerEvent, ...]:
         """Return what the ledger has to hear since time went by."""
-        ended = [id_ for id_, at in self._ended.items() if now >= at + TOLD_WITHIN_S]
-        for each in ended:
-            del self._ended[each]
-        events = [TABLE[State.ENDED, Sight.DUE](now, (each,)) for each in ended]
-        if any(now - since >= STARTS_S for since in _stopping(ledger)):
-            events.append(TABLE[State.STOPPING, Sight.DUE](now, ()))
-        if self._gpus_due is not None and now >= self._gpus_due:
-            self._gpus_due = None
-            events.append(TABLE[State.RELEASING, Sight.DUE](now, ()))
+        ended = [id_ for id_, at in self._over.items() if now >= at]
+        self._over |= dict.fromkeys(ended, math.inf)
+        events: list[LedgerEvent] = [Stopped(now, each) for each in ended]
+        if now >= self._gpus_due or any(now - since >= STARTS_S for since in _stopping(ledger)):
+            self._gpus_due = math.inf
+            events.append(Ticked(now))
         stuck = (_uuids(ledger, id_) for id_, since in ledger.lost.items() if now - since >= STUCK_AFTER_S)
         if (uuids := frozenset(chain.from_iterable(stuck))) != ledger.stuck:
             events.append(HeldForLong(now, uuids))
         return tuple(events)
 
     def next(self, now: float, ledger: Ledger, means: Means) -> Next:
-        """Return what to look at now, and when to ask again."""
-        look_at = self._looks(now, ledger, means)
-        walk = self._next_walk(now, ledger, means)
-        gpus = means.looks_at_gpus and self._next_gpus(now, ledger)
-        holders = ledger.entries.keys() | ledger.live.keys()
-        exits = {id_: pid for id_, pid in self._exits.items() if id_ in holders}
+        """Return what to look at now."""
+        exits = {id_: pid for id_, pid in self._exits.items() if id_ in ledger.entries or id_ in ledger.live}
         late = self._walk is not None and now - self._walk[0] >= WALK_LATE_S
-        return Next(exits, look_at, walk, late, gpus)
+        gpus = means.looks_at_gpus and self._next_gpus(now, ledger)
+        return Next(exits, self._next_looks(now, ledger, means), self._next_walk(now, ledger, means), late, gpus)
 
     def due(self, now: float, ledger: Ledger, means: Means) -> float | None:
         """Return when to ask again if nothing is seen before, on the ledger's clock; None: no sooner than that."""
-        return min((each for each in self._dues(ledger, means) if each > now), default=None)
+        due = min((each for each in self._dues(ledger, means) if each > now), default=math.inf)
+        return due if due < math.inf else None
 
-    # --- exits: of RUNNING containers, which the runtime may not tell ---
+    def _dues(self, ledger: Ledger, means: Means) -> Iterator[float]:
+        """Yield all times at which something is to be looked at or over."""
+        yield from self._over.values()
+        yield from (since + STARTS_S + _LATE_S for since in _stopping(ledger))
+        yield from (since + after_s for since in ledger.lost.values() for after_s in (WARNED_AFTER_S, STUCK_AFTER_S))
+        if self._lost and not means.told:
+            yield self._look_due
+        if means.tells:
+            known = ledger.processes.keys() & ledger.entries.keys()
+            yield from (ledger.entries[each].deadline(means.grace_s) + _LATE_S for each in known)
+        if self._walk:
+            yield self._walk[0] + WALK_LATE_S
+        elif means.seen:
+            created = (each.since + WALK_PAUSE_S for each in _unstarted(ledger, means).values())
+            yield from (max(self._walk_due, each) for each in (*created, *ledger.unsought.values()))
+        if ledger.releasing:
+            yield self._gpus_due
+
+    # --- exits, of running containers ---
 
     def _began(self, now: float, container_id: ContainerId, pid: int) -> None:
         """Watch a process. containerd lists a container that has just ended as running, without a PID."""
@@ -239,115 +219,69 @@ class ContainerProcesses:
 
     def _exited(self, now: float, container_id: ContainerId) -> None:
         self._forget(container_id)
-        self._over.add(container_id)
-        self._ended[container_id] = now
+        self._over[container_id] = now + TOLD_WITHIN_S
 
     def _forget(self, container_id: ContainerId) -> None:
-        self._over.discard(container_id)
         self.unsure.discard(container_id)
         self._exits.pop(container_id, None)
-        self._ended.pop(container_id, None)
+        self._over.pop(container_id, None)
 
-    def _listed(self, pids: Mapping[ContainerId, int]) -> None:
+    def _take_list(self, new: ListedPids) -> None:
         """Take a list. A container without a PID, whose process we never saw, has just ended, or its shim hangs.
 
         So it is unsure, but not again where the next list has no PID of it either.
         """
-        known = self._exits.keys() | self._over
-        without_pid = {container_id for container_id, pid in pids.items() if not pid} - known
-        for container_id in known - pids.keys():
+        known = self._exits.keys() | self._over.keys()
+        for container_id in known - new.pids.keys():
             self._forget(container_id)
-        self.unsure = without_pid - self._without_pid
-        self._without_pid = without_pid
+        without_pid = {container_id for container_id, pid in new.pids.items() if not pid} - known
+        self.listed, self.unsure, self._without_pid = new.container_ids, without_pid - self._without_pid, without_pid
 
-    # --- looks: at the known processes of LOST, UNLISTED and UNSTARTED containers ---
+    # --- looks, at the known processes of lost containers, and of unlisted ones that are overdue ---
 
-    def _looks(self, now: float, ledger: Ledger, means: Means) -> frozenset[ContainerId]:
-        lost = ledger.lost.keys() & ledger.processes.keys()
-        new, self._lost = lost - self._lost, frozenset(lost)
-        look_at = set(lost) if new or now >= self._look_due else set()
-        look_at |= self._unlisted(now, ledger, means)
-        created = _unstarted(ledger, means)
-        if created and self._unstarted_due is not None and now >= self._unstarted_due and means.seen:
-            look_at |= created.keys() & ledger.processes.keys()
-            self._absent = frozenset(created.keys() - ledger.processes.keys())
-        if not created:
-            self._unstarted_due = None
-        elif self._unstarted_due is None or now >= self._unstarted_due:
-            self._unstarted_due = now + WALK_PAUSE_S
-        return frozenset(look_at)
-
-    def _unlisted(self, now: float, ledger: Ledger, means: Means) -> Set[ContainerId]:
-        return ledger.overdue(now, means.grace_s) & ledger.processes.keys() if means.tells else frozenset()
+    def _next_looks(self, now: float, ledger: Ledger, means: Means) -> frozenset[ContainerId]:
+        before, self._lost = self._lost, frozenset(ledger.lost.keys() & ledger.processes.keys())
+        lost = self._lost if self._lost - before or now >= self._look_due else frozenset()
+        return lost | _unlisted(now, ledger, means)
 
     def _looked_at(self, now: float, looked: LookedAt, ledger: Ledger, means: Means) -> Iterator[LedgerEvent]:
         self._look_due = now + PAUSE_S
-        occupied = looked.container_ids - looked.empty
-        unlisted = self._unlisted(now, ledger, means)
-        self._absent |= looked.empty & _unstarted(ledger, means).keys()
-        for state, ids in ((State.LOST, ledger.lost.keys()), (State.UNLISTED, unlisted)):
-            for sight, those in ((Sight.EMPTY, looked.empty), (Sight.OCCUPIED, occupied)):
-                if (event := TABLE.get((state, sight))) and (met := tuple(sorted(those & ids))):
-                    yield event(now, met)
+        left, unlisted = looked.container_ids - looked.empty, _unlisted(now, ledger, means)
+        lost_empty, unlisted_empty = looked.empty & ledger.lost.keys(), looked.empty & unlisted
+        for event, ids in ((Gone, lost_empty), (NeverStarted, unlisted_empty), (Removed, left & unlisted)):
+            if ids:
+                yield event(now, tuple(sorted(ids)))
 
-    # --- the walk: for UNSEEN and UNSTARTED containers ---
+    # --- the walk, for unsought and unstarted containers ---
 
     def _next_walk(self, now: float, ledger: Ledger, means: Means) -> frozenset[ContainerId]:
-        sought = frozenset(ledger.unsought) | self._absent
-        if self._walk or not sought or not means.seen or now < self._walk_due:
+        if self._walk or not means.seen or now < self._walk_due:
             return frozenset()
-        self._walk, self._absent = (now, sought), frozenset()
+        created = (id_ for id_, each in _unstarted(ledger, means).items() if now >= each.since + WALK_PAUSE_S)
+        if sought := frozenset(chain(ledger.unsought, created)):
+            self._walk = now, sought
         return sought
 
     def _walked(self, now: float, walked: Walked, ledger: Ledger, means: Means) -> Iterator[LedgerEvent]:
         assert self._walk
         (began, sought), self._walk = self._walk, None
-        self._walk_due = began if walked.whole else now + WALK_PAUSE_S
+        self._walk_due = now + WALK_PAUSE_S
         there = {id_: each for id_, each in walked.found.items() if id_ in ledger.entries or id_ in ledger.live}
-        unseen = sought & ledger.unsought.keys()
-        if unseen:
-            yield Sought(now, began, unseen if walked.whole else unseen & there.keys(), there)
-        elif there:
-            yield ProcessesFound(now, there)
-        absent = (sought - there.keys()) & _unstarted(ledger, means).keys() if walked.whole else frozenset()
-        if over := tuple(sorted(absent & ledger.overdue(began, means.grace_s))):
-            yield TABLE[State.UNSTARTED, Sight.EMPTY](now, over)
+        unsought = sought & ledger.unsought.keys() if walked.whole else frozenset()
+        if unsought or there:
+            yield Sought(now, began, unsought, there)
+        absent = sought - there.keys() if walked.whole else frozenset()
+        if over := absent & _unstarted(ledger, means).keys() & ledger.overdue(began, means.grace_s):
+            yield NeverStarted(now, tuple(sorted(over)))
 
     # --- released GPUs ---
 
     def _next_gpus(self, now: float, ledger: Ledger) -> bool:
-        releasing = frozenset((uuid, each.since) for uuid, each in ledger.releasing.items())
-        new, self._releasing = releasing - self._releasing, releasing
-        if new:
-            self._gpu_looks = 0
-        if not releasing or not (new or self._gpus_due is None):
+        since = max((each.since for each in ledger.releasing.values()), default=None)
+        if since is None or (since <= self._gpus_looked and now < self._gpus_due < math.inf):
             return False
-        self._gpus_due = now + min(FIRST_PAUSE_S * 2.0 ** min(self._gpu_looks, 32), LONGEST_PAUSE_S)
-        self._gpu_looks += 1
+        self._gpus_looked, self._gpus_due = now, now + min(now - since + FIRST_PAUSE_S, LONGEST_PAUSE_S)
         return True
-
-    def _dues(self, ledger: Ledger, means: Means) -> Iterator[float]:
-        """Yield all times at which something is to be looked at or over."""
-        yield from (at + TOLD_WITHIN_S for at in self._ended.values())
-        yield from (since + STARTS_S + _LATE_S for since in _stopping(ledger))
-        yield from (since + after_s for since in ledger.lost.values() for after_s in (WARNED_AFTER_S, STUCK_AFTER_S))
-        if self._lost and not means.told:
-            yield self._look_due
-        known = (each for id_, each in ledger.entries.items() if id_ in ledger.processes)
-        yield from (_deadline(each, means.grace_s) + _LATE_S for each in known if means.tells)
-        if self._unstarted_due is not None:
-            yield self._unstarted_due
-        if self._walk:
-            yield self._walk[0] + WALK_LATE_S
-        elif ledger.unsought:
-            yield self._walk_due
-        if self._gpus_due is not None and ledger.releasing:
-            yield self._gpus_due
-
-
-def _uuids(ledger: Ledger, container_id: ContainerId) -> Iterable[GpuUuid]:
-    entry, opened = ledger.entries.get(container_id), ledger.external.get(container_id)
-    return entry.grant.held if entry and entry.lost else opened.held if opened else ()
 
 
 def _stopping(ledger: Ledger) -> Iterator[float]:
@@ -357,15 +291,19 @@ def _stopping(ledger: Ledger) -> Iterator[float]:
             yield since
 
 
+def _uuids(ledger: Ledger, container_id: ContainerId) -> Iterable[GpuUuid]:
+    entry, opened = ledger.entries.get(container_id), ledger.external.get(container_id)
+    return entry.grant.held if entry and entry.lost else opened.held if opened else ()
+
+
+def _unlisted(now: float, ledger: Ledger, means: Means) -> Set[ContainerId]:
+    """Return the containers that should have started by now, and have a process that a walk found."""
+    return ledger.overdue(now, means.grace_s) & ledger.processes.keys() if means.tells else frozenset()
+
+
 def _unstarted(ledger: Ledger, means: Means) -> Mapping[ContainerId, Entry]:
     """Return the containers that were created and hold a GPU, and not for good, where no refused start is heeded."""
     if means.tells:
         return {}
     created = {id_: each for id_, each in ledger.entries.items() if each.phase is GrantPhase.CREATED}
     return {id_: each for id_, each in created.items() if each.grant.held and each.until is not Lapse.NEVER}
-
-
-def _deadline(entry: Entry, grace_s: float) -> float:
-    if entry.phase is not GrantPhase.CREATED or entry.until is Lapse.NEVER:
-        return float("-inf")
-    return entry.since + grace_s if entry.until is Lapse.AFTER_GRACE else entry.until

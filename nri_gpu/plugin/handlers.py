@@ -57,6 +57,7 @@ from nri_gpu.ledger.events import (
 from nri_gpu.ledger.grant_text import sign_grant
 from nri_gpu.ledger.ledger import GrantPhase, Ledger
 from nri_gpu.ledger.opened import Monitors, live
+from nri_gpu.ledger.processes import Began, ListedPids, Told
 from nri_gpu.nri import convert, validation
 from nri_gpu.nri.codes import Reply, status_of
 from nri_gpu.nri.convert import EMPTY, NODE_NEEDLE, DecodeError
@@ -231,7 +232,7 @@ class Plugin:
         if isinstance(decision, Inject) and not self._journalled(decision.grant, signed, after, now):
             decision, after = Refuse(UNRECORDED), ledger
             reply, signed = self._reply(container, decision)
-        self.processes.told(container.id)
+        self.processes.saw(Told(container.id))
         self._needs.recorder.decided(container, decision, node, now)
         self.state.commit(after)
         elapsed_s = self._needs.clock() - now
@@ -344,7 +345,7 @@ class Plugin:
         self._granted.end_revoked(each.grant for each in entries if each.phase is GrantPhase.RUNNING)
         pids = {container_id: process.pid for container_id, process in self.ledger.processes.items()}
         running = {each.container.id: each.pid or pids.get(each.container.id, 0) for each in listed if not each.created}
-        self.processes.list({each: pid for each, pid in running.items() if self._holds(each)}, event.ids)
+        self.processes.saw(ListedPids(event.ids, {each: pid for each, pid in running.items() if self._holds(each)}))
         for container_id, pid in running.items():
             self._watch(container_id, pid)
         self._complain(granted_twice(self.ledger))
@@ -355,7 +356,7 @@ class Plugin:
     @property
     def unsure(self) -> bool:
         """Return whether the last list has a container as running that may be over, and holds a GPU."""
-        return any(map(self._holds, self.processes.unsure))
+        return any(map(self._holds, self.processes.table.unsure))
 
     def observe(self) -> None:
         """Read containers' device numbers by the newest inventory, and by which pods are monitors now.
@@ -438,7 +439,7 @@ class Plugin:
 
     def _started(self, change: Lifecycle) -> Reply:
         container_id = change.container_id
-        self.processes.told(container_id)
+        self.processes.saw(Told(container_id))
         reply = self._granted.start(change)
         process = self._needs.cgroups.first_process(change.pid, container_id) if self._holds(container_id) else None
         if process:
@@ -448,7 +449,7 @@ class Plugin:
 
     def _watch(self, container_id: ContainerId, pid: int) -> None:
         if self.same_pids and self._holds(container_id):
-            self.processes.began(container_id, pid)
+            self.processes.saw(Began(container_id, pid))
 
     def _holds(self, container_id: ContainerId) -> bool:
         """Return whether the end of a container gives a GPU back."""
@@ -463,11 +464,11 @@ class Plugin:
         id_, unstarted = change.container_id, change.created and self._tells()
         self._ended(Stopped(self._needs.clock(), id_, unstarted), id_)
         if self.ledger.starting.get(id_) is None:  # else its start may go on
-            self.processes.told(id_)
+            self.processes.saw(Told(id_))
         return EMPTY
 
     def _removed(self, change: Lifecycle) -> Reply:
-        self.processes.told(change.container_id)
+        self.processes.saw(Told(change.container_id))
         self._granted.is_over((change.container_id,))
         return self._ended(Removed(self._needs.clock(), (change.container_id,)), change.container_id)
 

@@ -20,14 +20,11 @@ from nri_gpu.ledger.ledger import Ledger
 from nri_gpu.ledger.processes import (
     WALK_LATE_S,
     WARNED_AFTER_S,
-    Began,
     CgroupChanged,
     ContainerProcesses,
     Exited,
-    ListedPids,
     LookedAt,
     Means,
-    Next,
     NotWatched,
     Observation,
     Told,
@@ -59,9 +56,8 @@ class Lost(Struct, frozen=True):
 class ProcessLooks:
     """The look at containers' processes, each time that the ledger changes or something is seen.
 
-    apply: takes what the ledger has to hear. tells: as `Means` has it. clock: the ledger's. later: run
-    something once the reply is on its way. look_at_gpus: asks for a
-    look at released GPUs; None where nobody can look.
+    apply: takes what the ledger has to hear. tells: as `Means` has it. clock: the ledger's. later: run something once
+    the reply is on its way. look_at_gpus: asks for a look at released GPUs; None where nobody can look.
     """
 
     def __init__(
@@ -74,7 +70,6 @@ class ProcessLooks:
         later: Callable[[Callable[[], None]], object],
         look_at_gpus: Callable[[], None] | None = None,
     ) -> None:
-        self.listed: frozenset[ContainerId] = frozenset()  # in the runtime's newest list
         self.table = ContainerProcesses()
         self._state = state
         self._cgroups = cgroups
@@ -95,41 +90,16 @@ class ProcessLooks:
         state.then(self._turn, Changed.LEDGER)
 
     def saw(self, observation: Observation) -> None:
-        """Take what was seen, and look on."""
-        self._saw(self._clock(), observation)
-        self._turn()
-
-    def began(self, container_id: ContainerId, pid: int) -> None:
-        """Watch a container's process. pid: 0 where it is not known."""
-        self._saw(self._clock(), Began(container_id, pid))
-        self._soon()
-
-    def exited(self, container_id: ContainerId) -> None:
-        """Take that a container's process has ended."""
-        self._saw(self._clock(), Exited(container_id))
-        self._soon()
-
-    def told(self, container_id: ContainerId) -> None:
-        """Take that the runtime told of a container's end, or of its beginning."""
-        if self.table.knows(container_id):
-            self._saw(self._clock(), Told(container_id))
-            self._soon()
-
-    def list(self, pids: Mapping[ContainerId, int], container_ids: frozenset[ContainerId]) -> None:
-        """Take which containers that hold something the runtime lists as running, and the ids of all it lists."""
-        self.listed = container_ids
-        self._saw(self._clock(), ListedPids(pids))
-        self._soon()
-
-    @property
-    def unsure(self) -> set[ContainerId]:
-        """Return the containers that run by the last list, and may be over."""
-        return self.table.unsure
+        """Take what the runtime told. The look that follows comes once the reply is on its way."""
+        self._take(self._clock(), observation)
+        if not (self._comes or isinstance(observation, Told)):  # what is watched in vain does no harm until the next
+            self._comes = True
+            self._later(self._turn)
 
     def look(self) -> None:
         """Look at all lost containers, and at what else is due."""
         now = self._clock()
-        self._saw(now, CgroupChanged())
+        self._take(now, CgroupChanged())
         self._look(now)
 
     def described(self) -> tuple[Lost, ...]:
@@ -144,76 +114,66 @@ class ProcessLooks:
         grace_s, gpus = self._state.settings.ledger.created_grace_s, self._look_at_gpus is not None
         return Means(grace_s, self._tells(), self._cgroups.seen, self._told, gpus)
 
-    def _saw(self, now: float, observation: Observation) -> None:
-        for event in self.table.saw(now, observation, self._state.ledger, self._means):
+    def _seen(self, observation: Observation) -> None:
+        self._take(self._clock(), observation)
+        self._turn()
+
+    def _take(self, now: float, observation: Observation) -> None:
+        self._tell(self.table.saw(now, observation, self._state.ledger, self._means))
+
+    def _tell(self, events: Iterable[LedgerEvent]) -> None:
+        for event in events:
             self._apply(event)
 
-    def _turn(self, now: float = 0.0) -> None:
-        """Look, and wait for what is next. now: a time that has come, by the ledger's clock."""
-        now = max(now, self._clock())
+    def _turn(self, at: float = 0.0) -> None:
+        """Look, and wait for what is next. at: a time that has come, by the ledger's clock."""
+        self._comes = False
+        now = max(at, self._clock())
         self._look(now)
-        self._wait(now, self.table.due(now, self._state.ledger, self._means))
+        if self._timer:
+            self._timer.cancel()
+            self._timer = None
+        if (due := self.table.due(now, self._state.ledger, self._means)) is not None:
+            self._timer = asyncio.get_running_loop().call_later(due - now, self._turn, due)
 
     def _look(self, now: float) -> None:
-        for event in self.table.overdue(now, self._state.ledger):
-            self._apply(event)
-        self._watch_cgroups(self._state.ledger)
+        self._tell(self.table.overdue(now, self._state.ledger))
+        self._watch_cgroups()
         found = self.table.next(now, self._state.ledger, self._means)
-        self._begin(found)
+        self._watch_exits(found.exits)
+        if found.gpus and self._look_at_gpus:
+            self._look_at_gpus()
+        if found.walk:
+            self._walk(found.walk)
         if found.walk_is_late:
             self._note_walk(f"it has not finished within {WALK_LATE_S:.0f} s")
         if found.look_at:
             processes = self._state.ledger.processes
             empty = frozenset(each for each in found.look_at if not self._cgroups.lives(processes[each]))
-            self._saw(now, LookedAt(found.look_at, empty))
-            self._begin(self.table.next(now, self._state.ledger, self._means))
-        for event in self.table.overdue(now, self._state.ledger):  # fewer GPUs may be stuck
-            self._apply(event)
+            self._take(now, LookedAt(found.look_at, empty))
+            self._tell(self.table.overdue(now, self._state.ledger))  # fewer GPUs may be stuck
         self._warn(now)
-        self._watch_exits(now, found.exits)
-
-    def _begin(self, found: Next) -> None:
-        if found.gpus and self._look_at_gpus:
-            self._look_at_gpus()
-        if found.walk:
-            self._walk(found.walk)
-
-    def _soon(self) -> None:
-        if not self._comes:
-            self._comes = True
-            self._later(self._look_then)
-
-    def _look_then(self) -> None:
-        self._comes = False
-        self._turn()
-
-    def _wait(self, now: float, due: float | None) -> None:
-        if self._timer:
-            self._timer.cancel()
-            self._timer = None
-        if due is not None:
-            self._timer = asyncio.get_running_loop().call_later(due - now, self._turn, due)
 
     # --- pidfds ---
 
-    def _watch_exits(self, now: float, exits: Mapping[ContainerId, int]) -> None:
+    def _watch_exits(self, exits: Mapping[ContainerId, int]) -> None:
         for id_ in [each for each, (pid, _) in self._pidfds.items() if exits.get(each) != pid]:
             self._close(id_)
         for id_ in exits.keys() - self._pidfds.keys():
             try:
                 fd = os.pidfd_open(exits[id_])
             except ProcessLookupError:
-                self._saw(now, Exited(id_))
+                self.saw(Exited(id_))
             except (OSError, OverflowError) as error:
                 self._pidfd_faults.note("process of a container cannot be watched", str(error), container_id=id_)
-                self._saw(now, NotWatched(id_))
+                self.saw(NotWatched(id_))
             else:
                 self._pidfds[id_] = exits[id_], fd
                 asyncio.get_running_loop().add_reader(fd, self._exited, id_)
 
     def _exited(self, container_id: ContainerId) -> None:
         self._close(container_id)
-        self.exited(container_id)
+        self._seen(Exited(container_id))
 
     def _close(self, container_id: ContainerId) -> None:
         _, fd = self._pidfds.pop(container_id)
@@ -222,8 +182,9 @@ class ProcessLooks:
 
     # --- inotify ---
 
-    def _watch_cgroups(self, ledger: Ledger) -> None:
+    def _watch_cgroups(self) -> None:
         """Watch the cgroups that tell of the end of their last process."""
+        ledger = self._state.ledger
         lost = frozenset(ledger.lost.keys() & ledger.processes.keys())
         if lost == self._lost:
             return
@@ -241,7 +202,7 @@ class ProcessLooks:
     def _watches(self, files: Iterable[Path]) -> bool:
         from nri_gpu.system.folder_watch import IN_MODIFY, FolderWatch  # brings ctypes: only where a container is lost
 
-        self._watch = FolderWatch(lambda: self.saw(CgroupChanged()), IN_MODIFY)
+        self._watch = FolderWatch(lambda: self._seen(CgroupChanged()), IN_MODIFY)
         try:
             self._watch.open(files)
         except OSError:  # a node has few instances (fs.inotify.max_user_instances), and other programs may use them all
@@ -256,24 +217,27 @@ class ProcessLooks:
     # --- the walk ---
 
     def _walk(self, container_ids: frozenset[ContainerId]) -> None:
-        """Look for cgroups by their names, in a thread that an end of this process does not wait for."""
-        ledger = self._state.ledger
-        known = self.listed | ledger.entries.keys() | ledger.live.keys()
-        loop = asyncio.get_running_loop()
+        """Look for containers, in a thread that an end of this process does not wait for: by name if not known."""
+        ledger, loop = self._state.ledger, asyncio.get_running_loop()
+        known = self.table.listed | ledger.entries.keys() | ledger.live.keys()
+        processes = {id_: each for id_ in container_ids if (each := ledger.processes.get(id_))}
 
         def walk() -> None:
-            fault, found = "", dict[ContainerId, FirstProcess]()
+            found = dict[ContainerId, FirstProcess]()
             try:
-                found = dict(self._cgroups.named(container_ids, known))
+                found |= {id_: each for id_, each in processes.items() if self._cgroups.lives(each)}
+                found |= self._cgroups.named(container_ids - found.keys(), known)
             except Exception as error:
                 fault = str(error) or repr(error)
+            else:
+                fault = ""
             loop.call_soon_threadsafe(self._walked, found, fault)
 
         threading.Thread(target=walk, name="nri-gpu-cgroups", daemon=True).start()
 
     def _walked(self, found: Mapping[ContainerId, FirstProcess], fault: str) -> None:
         self._note_walk(fault)
-        self.saw(Walked(found, whole=not fault))
+        self._seen(Walked(found, whole=not fault))
 
     def _note_walk(self, fault: str) -> None:
         self._walk_faults.warning(

@@ -56,7 +56,7 @@ from nri_gpu.ledger.grant_text import SignedGrant, verify_grant
 from nri_gpu.ledger.holders import Usage
 from nri_gpu.ledger.ledger import Entry, GrantPhase, Ledger
 from nri_gpu.ledger.opened import numbers_of, opened_uuids, seen
-from nri_gpu.ledger.processes import TOLD_WITHIN_S
+from nri_gpu.ledger.processes import TOLD_WITHIN_S, Began, Exited
 from nri_gpu.ledger.recording import Remembered
 from nri_gpu.nri.session import Listed
 from nri_gpu.plugin.dependencies import PluginDependencies
@@ -403,7 +403,8 @@ class Runtime(RuleBasedStateMachine):
         """And its process is watched."""
         if made := self.some(pick, "running"):
             made.state = "exited"
-            self.plugin.processes.exited(made.container.id)
+            self.plugin.processes.saw(Began(made.container.id, PID))
+            self.plugin.processes.saw(Exited(made.container.id))
             self.now += TOLD_WITHIN_S
             self.plugin.processes.look()
 
