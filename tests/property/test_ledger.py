@@ -185,7 +185,7 @@ class Runtime(RuleBasedStateMachine):
         self.allocated: dict[PodId, frozenset[GpuUuid]] = {}  # that the kubelet has told
         self.unseen: set[ContainerId] = set()  # that the last Synchronize took from the journal
         self.journal, self.key, self.boots = Journal(), KEY, 0
-        self.told: dict[ContainerId, set[str]] = {}  # conflicts, with their GPUs, by the daemon of now
+        self.told: dict[tuple[str, str], set[str]] = {}  # conflicts by pod and container, by the daemon of now
         self.told_twice: list[Line] = []
         self.log = log_lines(self.take, "ERROR")
         self.log.__enter__()
@@ -198,9 +198,10 @@ class Runtime(RuleBasedStateMachine):
         self.log.__exit__(None, None, None)
 
     def take(self, line: Line) -> None:
-        """A conflict is told once for a container and a GPU, unless the container was a monitor in between."""
+        """A conflict is told once for a container and a GPU, until the container ends or is a monitor."""
         if line.text == CONFLICT:
-            known, uuids = self.told.setdefault(line.fields["container_id"], set()), line.fields["gpu_uuid"].split(",")
+            of = f"{line.fields['namespace']}/{line.fields['pod_name']}", line.fields["container_name"]
+            known, uuids = self.told.setdefault(of, set()), line.fields["gpu_uuid"].split(",")
             self.told_twice += [line] if known.issuperset(uuids) else []
             known.update(uuids)
 
@@ -661,10 +662,12 @@ class Runtime(RuleBasedStateMachine):
             for grants in beside.values():
                 assert {grant.pod for grant in grants} - {other.pod} <= {*found[name].holders}
         assert found.keys() <= self.ledger.external.keys()
-        for name, each in found.items():
-            assert self.told[name].issuperset(each.uuids)
-        for name, other in self.ledger.external.items():
-            self.told.get(name, set()).difference_update(other.watched)
+        for each in found.values():
+            assert self.told[each.other.pod, each.other.name].issuperset(each.uuids)
+        there = {(each.pod, each.container) for each in self.ledger.live.values()}
+        self.told = {of: uuids for of, uuids in self.told.items() if of in there}
+        for other in self.ledger.external.values():
+            self.told.get((other.pod, other.name), set()).difference_update(other.watched)
 
     @invariant()
     def what_is_no_more_holds_for_the_grace_at_most(self) -> None:
