@@ -178,7 +178,10 @@ class ContainerCgroups:
         takes its result, the answer is that there is a process.
         """
         if walk := self._walks.get(folder):
-            return not walk.done() or self._walks.pop(folder).result()
+            if not walk.done():
+                return True
+            self._walks.pop(folder, None)  # a walk through all cgroups asks as well, in its own thread
+            return walk.result()
         below = _below(folder, FOLDERS_MAX)
         if any(_pids(islice(below, FOLDERS_MAX))):
             return True
