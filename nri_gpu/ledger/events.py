@@ -107,7 +107,7 @@ class Synchronized(_At, frozen=True):
 
 
 class Sought(_At, frozen=True):
-    """All cgroups of the host were walked through for those of these containers. began: when, on the same clock."""
+    """A walk through all cgroups of the host looked for these containers. began: when, on the same clock."""
 
     began: float
     container_ids: frozenset[ContainerId]

@@ -126,7 +126,7 @@ class Next(Struct, frozen=True):
 
 
 class ContainerProcesses:
-    """What is known of the processes of containers beside the ledger."""
+    """The processes of containers, as far as they are known beside the ledger."""
 
     def __init__(self) -> None:
         self.listed: frozenset[ContainerId] = frozenset()  # in the runtime's newest list
