@@ -121,7 +121,7 @@ def _started(ledger: Ledger, event: Started) -> Ledger:
         return ledger
     grant = replace(old.grant, seat=event.seat) if event.seat else old.grant
     starting, unsought = {**ledger.starting, event.container_id: None}, without(ledger.unsought, {event.container_id})
-    ledger = replace(ledger, starting=starting, unsought=unsought)
+    ledger = _not_lost(replace(ledger, starting=starting, unsought=unsought), event.container_id)
     return ledger.with_entry(Entry(grant, GrantPhase.RUNNING, event.at, allocation=old.allocation or event.allocation))
 
 
@@ -133,9 +133,13 @@ def _runs(ledger: Ledger, container_id: ContainerId, at: float) -> Ledger:
     ledger = _not_starting(ledger, {container_id})
     if entry.phase is GrantPhase.RUNNING or (not entry.holds and taken(entry.grant, ledger.usage())):
         return ledger
-    if live := ledger.live.get(container_id):
-        ledger = ledger.with_live(replace(live, lost_since=None))
+    ledger = _not_lost(ledger, container_id)
     return ledger.with_entry(Entry(entry.grant, GrantPhase.RUNNING, at, allocation=entry.allocation))
+
+
+def _not_lost(ledger: Ledger, container_id: ContainerId) -> Ledger:
+    live = ledger.live.get(container_id)
+    return ledger.with_live(replace(live, lost_since=None)) if live else ledger
 
 
 def _stopped(ledger: Ledger, event: Stopped) -> Ledger:
