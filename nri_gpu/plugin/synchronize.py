@@ -48,8 +48,8 @@ class ListedContainers:
         ids = frozenset(item.container.id for item in listed)
         remembered = self._remembered(now, request_timeout_s)
         holders = {each.grant.container_id for each in (*entries, *remembered)} | {each.container_id for each in lives}
-        unsought = self._unsought(listed, ids | {each.grant.container_id for each in remembered})
         processes = self._processes(listed, holders)
+        unsought = self._unsought(listed, holders).difference(processes)
         event = Synchronized(now, ids, tuple(entries), remembered, tuple(lives), processes, unsought)
         return event, frozenset(ungranted)
 
@@ -59,19 +59,18 @@ class ListedContainers:
         found = {id_: self._needs.cgroups.first_process(pid, id_) for id_, pid in holding.items()}
         return {id_: process for id_, process in found.items() if process}
 
-    def _unsought(self, listed: Sequence[Listed], named: Set[ContainerId]) -> frozenset[ContainerId]:
-        """Return the containers that may have run, and whose processes neither the ledger nor the runtime names.
+    def _unsought(self, listed: Sequence[Listed], holders: Set[ContainerId]) -> frozenset[ContainerId]:
+        """Return the holders that may have run, and whose processes the ledger does not name.
 
-        Daemons before this one wrote no processes, and a container may have started while there was no daemon.
-        named: by the list or the journal. Where no cgroup can be seen, the runtime's word is all that there is.
+        Daemons before this one wrote no processes, a container may have started while there was no daemon, and a first
+        process may end before it is looked at. Where no cgroup can be seen, the runtime's word is all that there is.
         """
         if not self._needs.cgroups.seen:
             return frozenset()
-        ledger, ids = self._plugin.ledger, {item.container.id for item in listed}
+        ledger, created = self._plugin.ledger, {item.container.id for item in listed if item.created}
         ran = {id_ for id_, entry in ledger.entries.items() if entry.ran}
         held = {id_ for id_, entry in ledger.entries.items() if entry.holds}
-        unlisted = held.union(ledger.live, named) - ids
-        return frozenset(unlisted | ran) - ledger.processes.keys() - {item.container.id for item in listed if item.pid}
+        return frozenset(ran | (held.union(ledger.live, holders) - created)).difference(ledger.processes)
 
     def _listed_entry(self, item: Listed, signed: SignedGrant, now: float) -> Entry:
         """Make the entry of a container that is listed with a signed grant; an earlier daemon may have signed it."""
