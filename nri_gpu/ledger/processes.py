@@ -83,9 +83,10 @@ class Told(Struct, frozen=True):
 
 
 class Exited(Struct, frozen=True):
-    """A process has ended that was watched."""
+    """A process has ended that was watched. Its container may have another by now."""
 
     container_id: ContainerId
+    pid: int
 
 
 class NotWatched(Struct, frozen=True):
@@ -149,7 +150,7 @@ class ContainerProcesses:
                 self._take_list(observation)
             case Told(container_id):
                 self._forget(container_id)
-            case Exited(container_id) if container_id in self._exits:
+            case Exited(container_id, pid) if self._exits.get(container_id) == pid:
                 self._exited(now, container_id)
             case NotWatched(container_id):
                 self._exits.pop(container_id, None)
@@ -178,10 +179,12 @@ class ContainerProcesses:
 
     def next(self, now: float, ledger: Ledger, means: Means) -> Next:
         """Return what to look at now."""
-        exits = {id_: pid for id_, pid in self._exits.items() if id_ in ledger.entries or id_ in ledger.live}
+        self._exits = {id_: pid for id_, pid in self._exits.items() if id_ in ledger.entries or id_ in ledger.live}
         late = self._walk is not None and now - self._walk[0] >= WALK_LATE_S
         gpus = means.looks_at_gpus and self._next_gpus(now, ledger)
-        return Next(exits, self._next_looks(now, ledger, means), self._next_walk(now, ledger, means), late, gpus)
+        return Next(
+            {**self._exits}, self._next_looks(now, ledger, means), self._next_walk(now, ledger, means), late, gpus
+        )
 
     def due(self, now: float, ledger: Ledger, means: Means) -> float | None:
         """Return when to ask again if nothing is seen before, on the ledger's clock; None: no sooner than that."""
@@ -229,13 +232,16 @@ class ContainerProcesses:
     def _take_list(self, new: ListedPids) -> None:
         """Take a list. A container without a PID, whose process we never saw, has just ended, or its shim hangs.
 
-        So it is unsure, but not again where the next list has no PID of it either.
+        So it is unsure, but not again where the next list has no PID of it either. A walk that goes on tells of nobody
+        whom this list lacks.
         """
         known = self._exits.keys() | self._over.keys()
         for container_id in known - new.pids.keys():
             self._forget(container_id)
         without_pid = {container_id for container_id, pid in new.pids.items() if not pid} - known
         self.listed, self.unsure, self._without_pid = new.container_ids, without_pid - self._without_pid, without_pid
+        if self._walk:
+            self._walk = self._walk[0], frozenset()
 
     # --- looks, at the known processes of lost containers, and of unlisted ones that are overdue ---
 
@@ -266,11 +272,12 @@ class ContainerProcesses:
         assert self._walk
         (began, sought), self._walk = self._walk, None
         self._walk_due = now + WALK_PAUSE_S
-        there = {id_: each for id_, each in walked.found.items() if id_ in ledger.entries or id_ in ledger.live}
+        still = sought & (ledger.unsought.keys() | _unstarted(ledger, means).keys())
+        there = {id_: each for id_, each in walked.found.items() if id_ in still}
         unsought = sought & ledger.unsought.keys() if walked.whole else frozenset()
         if unsought or there:
             yield Sought(now, began, unsought, there)
-        absent = sought - there.keys() if walked.whole else frozenset()
+        absent = still - there.keys() if walked.whole else frozenset()
         if over := absent & _unstarted(ledger, means).keys() & ledger.overdue(began, means.grace_s):
             yield NeverStarted(now, tuple(sorted(over)))
 

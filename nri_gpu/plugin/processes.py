@@ -6,6 +6,7 @@ import asyncio
 import os
 import threading
 from collections.abc import Callable, Iterable, Mapping
+from contextlib import suppress
 from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
@@ -163,7 +164,7 @@ class ProcessLooks:
             try:
                 fd = os.pidfd_open(exits[id_])
             except ProcessLookupError:
-                self.saw(Exited(id_))
+                self.saw(Exited(id_, exits[id_]))
             except (OSError, OverflowError) as error:
                 self._pidfd_faults.note("process of a container cannot be watched", str(error), container_id=id_)
                 self.saw(NotWatched(id_))
@@ -172,13 +173,14 @@ class ProcessLooks:
                 asyncio.get_running_loop().add_reader(fd, self._exited, id_)
 
     def _exited(self, container_id: ContainerId) -> None:
-        self._close(container_id)
-        self._seen(Exited(container_id))
+        self._seen(Exited(container_id, self._close(container_id)))
 
-    def _close(self, container_id: ContainerId) -> None:
-        _, fd = self._pidfds.pop(container_id)
+    def _close(self, container_id: ContainerId) -> int:
+        """Watch a process no more. Return its PID."""
+        pid, fd = self._pidfds.pop(container_id)
         asyncio.get_running_loop().remove_reader(fd)
         os.close(fd)
+        return pid
 
     # --- inotify ---
 
@@ -204,10 +206,9 @@ class ProcessLooks:
 
         self._watch = FolderWatch(lambda: self._seen(CgroupChanged()), IN_MODIFY)
         try:
-            self._watch.open(files)
+            return self._watch.open(files)
         except OSError:  # a node has few instances (fs.inotify.max_user_instances), and other programs may use them all
             return False
-        return True
 
     def _end_watch(self) -> None:
         if self._watch:
@@ -231,9 +232,13 @@ class ProcessLooks:
                 fault = str(error) or repr(error)
             else:
                 fault = ""
-            loop.call_soon_threadsafe(self._walked, found, fault)
+            with suppress(RuntimeError):  # the loop is closed: this process ends
+                loop.call_soon_threadsafe(self._walked, found, fault)
 
-        threading.Thread(target=walk, name="nri-gpu-cgroups", daemon=True).start()
+        try:
+            threading.Thread(target=walk, name="nri-gpu-cgroups", daemon=True).start()
+        except RuntimeError as error:  # such as for TasksMax=
+            loop.call_soon(self._walked, {}, str(error))
 
     def _walked(self, found: Mapping[ContainerId, FirstProcess], fault: str) -> None:
         self._note_walk(fault)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import ctypes
+import errno
 import os
 from collections.abc import Callable, Iterable
 from pathlib import Path
@@ -39,19 +40,19 @@ class FolderWatch:
         self._events = events
         self._fd = -1
 
-    def open(self, folders: Iterable[Path]) -> None:
-        """Begin, with those of the folders that exist. Raises: OSError, if the node has no inotify instance left."""
+    def open(self, folders: Iterable[Path]) -> bool:
+        """Begin, as `add` has it. Raises: OSError, if the node has no inotify instance left."""
         self._fd = _inotify_init()
         asyncio.get_running_loop().add_reader(self._fd, self._read)
-        self.add(folders)
+        return self.add(folders)
 
-    def add(self, folders: Iterable[Path]) -> None:
-        """Watch these folders too; a missing folder is passed over."""
-        if self._fd < 0:
-            return
-        for folder in folders:
-            with contextlib.suppress(OSError):
-                _checked(_libc.inotify_add_watch(self._fd, os.fsencode(folder), self._events))
+    def add(self, folders: Iterable[Path]) -> bool:
+        """Watch these folders too. Return whether all are watched that exist: a node has so many watches."""
+        return self._fd >= 0 and all([self._watches(each) for each in folders])
+
+    def _watches(self, folder: Path) -> bool:
+        added = _libc.inotify_add_watch(self._fd, os.fsencode(folder), self._events)
+        return added >= 0 or ctypes.get_errno() == errno.ENOENT
 
     def close(self) -> None:
         if self._fd >= 0:

@@ -405,7 +405,7 @@ class Runtime(RuleBasedStateMachine):
         if made := self.some(pick, "running"):
             made.state = "exited"
             self.plugin.processes.saw(Began(made.container.id, PID))
-            self.plugin.processes.saw(Exited(made.container.id))
+            self.plugin.processes.saw(Exited(made.container.id, PID))
             self.now += TOLD_WITHIN_S
             self.plugin.processes.look()
 
