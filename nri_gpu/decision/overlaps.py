@@ -17,7 +17,7 @@ from nri_gpu.domain.gpu import GpuUuid
 from nri_gpu.domain.gpu_request import Mode
 from nri_gpu.domain.node import Node
 from nri_gpu.ledger.holders import UNUSED, ExternalAllocation
-from nri_gpu.ledger.ledger import Ledger
+from nri_gpu.ledger.ledger import GrantPhase, Ledger, without
 from nri_gpu.policy.model import OnConflict, Policy
 
 # What to do about a container with GPUs of another component: most that open GPUs of others only watch.
@@ -66,8 +66,11 @@ def granted_twice(ledger: Ledger) -> Mapping[GpuUuid, tuple[str, ...]]:
     """
     found: dict[GpuUuid, tuple[str, ...]] = {}
     for uuid, use in ledger.usage().items():
-        # Of a container that is being looked for, an old file may be all that is left.
-        grants = [each for id_, each in use.grants.items() if id_ not in ledger.unsought]
+        # Of a container that is being looked for and not listed, an old file may be all that is left.
+        old = {
+            id_ for id_ in ledger.unsought.keys() & use.grants if ledger.entries[id_].phase is not GrantPhase.RUNNING
+        }
+        grants = without(use.grants, old).values()
         pods = {each.pod_uid: each.pod for each in grants}
         exclusive = any(each.mode is Mode.EXCLUSIVE for each in grants)
         joined = any(pods.keys() <= each.claim.pods.keys() for each in use.claims.values())

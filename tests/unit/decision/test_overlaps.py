@@ -214,3 +214,11 @@ def test_a_monitor_that_holds_what_the_kubelet_allocated_to_it() -> None:
     other: ExternalAllocation = replace(make.foreign(0, 1), watched=frozenset({make.uuid(0)}))
     (conflict,) = conflicts(make.ledger(make.entry(0, 1), others=[other])).values()
     assert conflict.uuids == (make.uuid(1),)
+
+
+@pytest.mark.parametrize(("phase", "told"), [(GrantPhase.RUNNING, True), (GrantPhase.LOST, False)])
+def test_of_one_that_is_being_looked_for_only_a_listed_one_is_told(phase: GrantPhase, *, told: bool) -> None:
+    """Of another, an old file may be all that is left."""
+    sought = make.entry(1, to=make.container(of="second"), phase=phase)
+    ledger = replace(make.ledger(make.entry(1), sought), unsought={sought.grant.container_id: 0.0})
+    assert bool(granted_twice(ledger)) is told
