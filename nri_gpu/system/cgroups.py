@@ -239,20 +239,20 @@ def _named_below(top: str, container_ids: Set[ContainerId]) -> Iterator[tuple[Co
         folder = left.pop()
         try:
             with os.scandir(folder) as entries:
-                below = {each.path: each.name for each in entries if each.is_dir(follow_symlinks=False)}
+                below = [each for each in entries if each.is_dir(follow_symlinks=False) and each.path not in met]
         except OSError as error:
             if error.errno in _GONE and folder != top:  # or renamed, as v1 allows: its parent tells
                 left.append(os.path.dirname(folder))  # noqa: PTH120 - a walk meets a hundred thousand of them
             elif error.errno != errno.ENAMETOOLONG:  # no runtime made that cgroup
                 raise
             continue
-        for path in below.keys() - met:
-            ids = (id_ for id_ in _ids(below[path]) if id_ in container_ids)
+        met.update(each.path for each in below)
+        for each in below:
+            ids = (id_ for id_ in _ids(each.name) if id_ in container_ids)
             if container_id := next(ids, None):
-                yield ContainerId(container_id), path.removeprefix(top)
+                yield ContainerId(container_id), each.path.removeprefix(top)
             else:
-                left.append(path)
-        met |= below.keys()
+                left.append(each.path)
 
 
 def _pids(folders: Iterable[str]) -> Iterator[int]:

@@ -260,6 +260,17 @@ def test_a_walk_looks_into_each_folder_once_however_many_containers_are_sought(
     assert len(looked) == len(set(looked)) == 1 + len(ids)  # the top, and the pods
 
 
+def test_a_walk_of_many_folders_costs_as_much_for_each_as_one_of_few(tmp_path: Path) -> None:
+    """A pod may make a hundred thousand."""
+    for number in range(20_000):
+        (tmp_path / str(number % 20) / str(number)).mkdir(parents=True)
+    began = time.thread_time()
+    assert len(list(os.walk(tmp_path))) == 1 + 20 + 20_000
+    walked = time.thread_time()
+    assert of_folder(tmp_path).named(WANTED, frozenset()) == {}
+    assert time.thread_time() - walked < 5 * (walked - began)
+
+
 def test_a_cgroup_that_is_renamed_or_removed_while_it_is_walked_hides_none(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
