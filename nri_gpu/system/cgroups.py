@@ -234,15 +234,17 @@ def _named_below(top: str, container_ids: Set[ContainerId]) -> Iterator[tuple[Co
 
     Raises: OSError.
     """
-    left, met = [top], {top}
-    while left:
+    left, met, again = [top], {top}, set[str]()
+    while left or again:
+        if not left:
+            left, again = list(again), set()
         folder = left.pop()
         try:
             with os.scandir(folder) as entries:
                 below = [each for each in entries if each.is_dir(follow_symlinks=False) and each.path not in met]
         except OSError as error:
             if error.errno in _GONE and folder != top:  # or renamed, as v1 allows: its parent tells
-                left.append(os.path.dirname(folder))  # noqa: PTH120 - a walk meets a hundred thousand of them
+                again.add(os.path.dirname(folder))  # noqa: PTH120 - a walk meets a hundred thousand of them
             elif error.errno != errno.ENAMETOOLONG:  # no runtime made that cgroup
                 raise
             continue

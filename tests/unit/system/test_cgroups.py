@@ -289,6 +289,28 @@ def test_a_cgroup_that_is_renamed_or_removed_while_it_is_walked_hides_none(
     assert found == {ID: FirstProcess(0, 0, Cgroup(UNIFIED, f"/renamed/{SCOPE}"))}
 
 
+def test_a_walk_looks_once_more_where_many_cgroups_went_not_once_for_each(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A pod may make and remove as many as it likes."""
+    for number in range(100):
+        (tmp_path / "pods" / str(number)).mkdir(parents=True)
+    looked: list[str] = []
+    scandir = os.scandir
+
+    def removing(folder: str) -> object:
+        looked.append(Path(folder).name)
+        if len(looked) == 3:
+            for each in (tmp_path / "pods").iterdir():
+                each.rmdir()
+            occupied_folder(tmp_path / "pods" / "new" / SCOPE)
+        return scandir(folder)
+
+    monkeypatch.setattr(os, "scandir", removing)
+    assert of_folder(tmp_path).named(WANTED, frozenset()).keys() == {ID}
+    assert looked.count("pods") == 2
+
+
 def test_a_walk_that_cannot_look_into_a_cgroup_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     occupied_folder(tmp_path / "pods" / SCOPE)
     scandir = os.scandir
