@@ -291,4 +291,4 @@ def _ledger_records(ledger: Ledger) -> Iterator[_Record]:
     first = replace(ledger, entries=dict(islice(entries, GRANTS_AT_ONCE)), live={})
     yield ledger_record(first)
     while more := dict(islice(entries, GRANTS_AT_ONCE)):
-        yield {**ledger_record(Ledger(more)), "kind": "changed"}
+        yield {**ledger_record(Ledger(more, processes=ledger.processes)), "kind": "changed"}

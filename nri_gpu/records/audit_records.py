@@ -6,7 +6,8 @@ A log is a list of records, each a JSON object with a `kind`:
     policy    the policy's text, likewise; or the fault of one that could not be used
     ledger    all grants, at the beginning of a file and after each Synchronize
     changed   grants that are new, different or gone (null); likewise external allocations, releasing GPUs,
-              reservations, prepared claims
+              reservations, prepared claims, and created containers that time does not lapse: their cgroups are
+              looked for (`unsought`) or were found (`processes`)
     decision  a request and the answer to it
     cut       the same of a container that is too large to be recorded: its names, its annotation and the answer
     left_out  how many decisions on a pod are not in this file, because it had its share of it
@@ -30,7 +31,7 @@ from msgspec.structs import replace
 
 from nri_gpu.decision.decide import decide
 from nri_gpu.domain.allocation import AllocatedDevice, AllocationPending
-from nri_gpu.domain.container import Container, ContainerId
+from nri_gpu.domain.container import Container, ContainerId, FirstProcess
 from nri_gpu.domain.decision import Decision, Inject, Pass, Refuse
 from nri_gpu.domain.edits import Edits
 from nri_gpu.domain.gpu import GpuUuid
@@ -40,7 +41,7 @@ from nri_gpu.domain.value import canonical, decode, encode
 from nri_gpu.ledger.apply import apply, cleared_for
 from nri_gpu.ledger.events import Created, Rules, Ticked
 from nri_gpu.ledger.holders import ExternalAllocation, Releasing, Reservation
-from nri_gpu.ledger.ledger import Entry, Ledger, without
+from nri_gpu.ledger.ledger import Entry, GrantPhase, Ledger, without
 from nri_gpu.ledger.reservations import reservation_id, reserved_device
 from nri_gpu.policy.model import Policy
 from nri_gpu.records.audit_limits import CutRecord, LeftOutRecord
@@ -72,6 +73,8 @@ class _LedgerRecord(Struct, frozen=True, tag_field="kind", tag="ledger"):
     leaving: dict[GpuUuid, Releasing | None]
     reservations: dict[str, Reservation | None]
     claims: dict[ClaimUid, PreparedClaim | None]
+    unsought: dict[ContainerId, float | None] = {}  # these two are not in logs of earlier versions
+    processes: dict[ContainerId, FirstProcess | None] = {}  # of created containers
 
 
 class _ChangedRecord(_LedgerRecord, frozen=True, tag="changed"):
@@ -144,13 +147,25 @@ def container_of(found: Record) -> Container:
 
 
 def _changes(old: Ledger, new: Ledger) -> dict[str, object]:
+    # A log seldom has these two.
+    seldom = {
+        "unsought": _changed(old.unsought, new.unsought),
+        "processes": _changed(processes_of_created(old), processes_of_created(new)),
+    }
     return {
         "entries": _changed(old.entries, new.entries),
         "foreign": _changed(old.external, new.external),
         "leaving": _changed(old.releasing, new.releasing),
         "reservations": _changed(_by_id(old), _by_id(new)),
         "claims": _changed(old.claims, new.claims),
+        **{name: each for name, each in seldom.items() if each},
     }
+
+
+def processes_of_created(ledger: Ledger) -> Mapping[ContainerId, FirstProcess]:
+    """Return the processes by which containers that were created do not lapse in time; of others no decision asks."""
+    created = (id_ for id_, entry in ledger.entries.items() if entry.phase is GrantPhase.CREATED)
+    return {id_: ledger.processes[id_] for id_ in created if id_ in ledger.processes}
 
 
 def _changed(old: Mapping[K, V], new: Mapping[K, V]) -> Mapping[K, object]:
@@ -272,7 +287,12 @@ class Replay:
         for name, reservation in record.reservations.items():
             if device := reserved_device(name):
                 self._take_reservation(device, reservation)
-        self.ledger = replace(self.ledger, claims=_updated(self.ledger.claims, record.claims))
+        self.ledger = replace(
+            self.ledger,
+            claims=_updated(self.ledger.claims, record.claims),
+            unsought=_updated(self.ledger.unsought, record.unsought),
+            processes=_updated(self.ledger.processes, record.processes),
+        )
         self.ledger = self.ledger.with_all_external(_updated(self.ledger.external, self._watched(record.foreign)))
         if self._instead is None or (not self._instead.fault and self._instead.handover.wait):
             # When a GPU was released, and when it was found unused, follows the recording, whichever pod held it.

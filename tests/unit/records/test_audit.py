@@ -18,8 +18,8 @@ from msgspec.structs import replace
 from nri_gpu.cli.replay_command import compare, recorded_lines
 from nri_gpu.decision.decide import decide
 from nri_gpu.domain.allocation import Allocated, AllocatedDevice
-from nri_gpu.domain.container import Container
-from nri_gpu.ledger.ledger import Ledger
+from nri_gpu.domain.container import Container, FirstProcess
+from nri_gpu.ledger.ledger import GrantPhase, Ledger
 from nri_gpu.policy.model import DriverCapabilities, EnvironmentSettings, Policy
 from nri_gpu.records.audit import FILE, GRANTS_AT_ONCE, OLD_FILE, WAITING_MAX, AuditLog
 from nri_gpu.records.audit_limits import POD_SHARE, RECORD_MAX
@@ -227,12 +227,15 @@ async def test_many_notes_cost_the_event_loop_one_turn(tmp_path: Path, monkeypat
 
 
 async def test_a_large_ledger_is_written_in_parts(tmp_path: Path) -> None:
-    entries = [make.entry(to=make.container(of=f"p{n}"), mode=None) for n in range(GRANTS_AT_ONCE * 2 + 1)]
+    created = [make.container(of=f"p{n}") for n in range(GRANTS_AT_ONCE * 2 + 1)]
+    entries = [make.entry(to=each, mode=None, phase=GrantPhase.CREATED) for each in created]
+    processes = {each.id: FirstProcess(0, 0) for each in created}
     async with writing(tmp_path) as log:
-        log.synchronized(make.ledger(*entries))
+        log.synchronized(replace(make.ledger(*entries), processes=processes))
     parts = [each for each in records(tmp_path / FILE) if each["kind"] in ("ledger", "changed")]
     assert max(len(part["entries"]) for part in parts) == GRANTS_AT_ONCE
-    assert len({id_ for part in parts for id_ in part["entries"]}) == len(entries)
+    for part in "entries", "processes":
+        assert {id_ for each in parts for id_ in each.get(part, ())} == processes.keys()
 
 
 async def test_a_bug_in_a_record_is_logged_once_and_ends_nothing(tmp_path: Path, log: Log) -> None:
