@@ -102,10 +102,11 @@ def superseded(ledger: Ledger, container: Container, at: float) -> Ledger:
     """Lapse the earlier attempts at a container that never ran.
 
     The kubelet makes the next attempt only after the last one is dead, and a failed start sent no event. One that did
-    run is left alone: its exit is reported.
+    run is left alone: its exit is reported. So is one that only the journal has, and whose process was found.
     """
-    attempts = ledger.attempts(container.pod.uid, container.name).items()
-    return _lapsed(ledger, (id_ for id_, entry in attempts if not entry.ran and id_ != container.id), at)
+    attempts = {id_: each for id_, each in ledger.attempts(container.pod.uid, container.name).items() if not each.ran}
+    found = {id_ for id_, each in attempts.items() if each.remembered and id_ in ledger.processes}
+    return _lapsed(ledger, attempts.keys() - found - {container.id}, at)
 
 
 def _created(container: Container, grant: Grant, at: float) -> Entry:

@@ -128,6 +128,24 @@ async def test_one_that_started_while_no_daemon_ran_and_is_not_listed_is_lost(
     await until("the GPU to come free", lambda: not bench.plugin.ledger.usage())
 
 
+async def test_the_next_attempt_ends_no_unlisted_one_that_has_a_process(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Only the journal knows that one, and its runtime may be creating it for all that it tells."""
+    (tmp_path / ID).mkdir()
+    (tmp_path / ID / EVENTS).write_text("populated 1\n")
+    bench = Bench(cgroups=ContainerCgroups([Mounted("0:1", "/", str(tmp_path), "cgroup2", frozenset())]))
+    of, _ = bench.granted("device=0", "first")
+    remembered = Remembered(bench.plugin.ledger.entries[ContainerId(ID)].grant, bench.clock())
+    monkeypatch.setattr(NoRecorder, "remembered", lambda *_: [remembered])
+    bench.synchronize()
+    await until("its cgroup to be found", lambda: ContainerId(ID) in bench.plugin.ledger.processes)
+    again = nri.container(of, id="again")
+    bench.create(of, again)
+    bench.tell(Event.REMOVE_CONTAINER, of, again)
+    assert "gpu-busy" in bench.refused(nri.asking("device=0", "second"))
+
+
 @pytest.mark.parametrize("outer", ["listed", "lost"])
 async def test_no_container_tells_of_another_by_the_name_of_a_cgroup_below_its_own(tmp_path: Path, outer: str) -> None:
     """Whether it holds a GPU itself and is lost, or asks for nothing and is listed."""
