@@ -16,7 +16,7 @@ from nri_gpu.domain.container import Cgroup, ContainerId, FirstProcess
 from nri_gpu.domain.gpu import GpuUuid
 from nri_gpu.domain.gpu_request import Mode
 from nri_gpu.domain.names import LEDGER
-from nri_gpu.ledger.events import DevicesAllocated, PodGone, Reconciled, Removed
+from nri_gpu.ledger.events import DevicesAllocated, PodGone, Reconciled, Removed, Synchronized
 from nri_gpu.ledger.holders import DriverDevice
 from nri_gpu.ledger.ledger import GrantPhase, Ledger, Live
 from nri_gpu.ledger.reservations import SETTLED_S, reservation_of
@@ -163,6 +163,19 @@ def test_lost_containers_and_first_processes_stay(tmp_path: Path) -> None:
     found = read_ledger(kept(tmp_path, lost), 100.0)
     assert found.lost == {granted.id: 5.0, other.id: 6.0}
     assert (found.entries, found.live, found.processes) == (lost.entries, lost.live, lost.processes)
+
+
+def test_one_that_is_looked_for_is_written_as_before_the_list(tmp_path: Path) -> None:
+    """The version before this one looks at the processes of all that the file calls lost; of this one it has none."""
+    granted, other = make.container(), make.container(of="other")
+    lives = Live(other.id, "main", other.pod.id, "ml/other", frozenset({(195, 3)}))
+    ledger = replace(make.ledger(make.entry(0, to=granted)), live={other.id: lives})
+    unlisted = after(ledger, Synchronized(5.0, unsought=frozenset({granted.id, other.id})))
+    assert unlisted.lost.keys() == unlisted.unsought.keys() == {granted.id, other.id}
+    found = read_ledger(kept(tmp_path, unlisted), 100.0)
+    assert not found.lost
+    assert found.entries[granted.id].phase is GrantPhase.RUNNING
+    assert found.live == ledger.live
 
 
 def test_no_file_is_an_empty_ledger(tmp_path: Path) -> None:
