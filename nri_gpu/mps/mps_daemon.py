@@ -22,7 +22,7 @@ from nri_gpu.driver.trees import BINARIES, HOST_BINARIES, LIBRARIES
 from nri_gpu.mps.mps_folders import DaemonFolder, clients, mount_fault
 from nri_gpu.policy.mps_settings import MpsSettings
 from nri_gpu.system.child import Unkilled, check_unkilled, keep, run
-from nri_gpu.system.process import Process, ProcessWatch, process_of
+from nri_gpu.system.process import Process, ProcessWatch, lives, process_of
 from nri_gpu.system.storage import text_of
 from nri_gpu.system.tasks import first_done
 
@@ -164,14 +164,19 @@ class MpsDaemon:
         self._watch = watch
 
     async def adopt(self, tools: MpsTools, settings: MpsSettings) -> bool:
-        """Take over the noted daemon if it lives and serves; end it if it only lives. Return whether it serves."""
+        """Take over the noted daemon if it lives and serves; end it if it only lives. Return whether it serves.
+
+        Raises: MpsError: it may live and cannot be watched, so that no other may be started.
+        """
         if not self.folder.file.exists():
             return False
-        process = self.folder.noted()
         try:
+            process = self.folder.noted()
             watch = ProcessWatch(process) if process else None
-        except OSError:
+        except ProcessLookupError:
             watch = None
+        except OSError as error:
+            raise MpsError(f"whether the {CONTROL} in {self.folder.file} still serves is not seen: {error}") from error
         if watch is None:
             self.folder = self._renewed()
             return False
@@ -277,7 +282,7 @@ class MpsDaemon:
 
 
 def _lives(process: Process) -> bool:
-    if process_of(process.pid) == process:
+    if lives(process):
         return True
     with suppress(ChildProcessError):  # an adopted daemon is not our child
         os.waitpid(process.pid, os.WNOHANG)

@@ -15,7 +15,7 @@ from msgspec import Struct
 from nri_gpu.domain.finding import Finding, warning
 from nri_gpu.domain.gpu import GpuUuid
 from nri_gpu.domain.mps import PIPE_FOLDER, SHM_FOLDER
-from nri_gpu.system.process import Process, process_of
+from nri_gpu.system.process import Process, lives
 from nri_gpu.system.selinux import SHARED, label_if_enabled, set_label
 from nri_gpu.system.storage import text_of, write_whole
 
@@ -78,13 +78,12 @@ class DaemonFolder(Struct, frozen=True):
         write_whole(self.file, f"{process.pid} {process.started} {self.generation}\n".encode())
 
     def noted(self) -> Process | None:
-        """Return the noted process, if it still lives."""
+        """Return the noted process, unless it has ended. Raises: OSError: the note cannot be read."""
         try:
-            pid, started = map(int, self.file.read_text().split()[:2])
-        except (OSError, ValueError):
+            process = Process(*map(int, self.file.read_text().split()[:2]))
+        except (FileNotFoundError, TypeError, ValueError):
             return None
-        process = process_of(pid)
-        return process if process and process.started == started else None
+        return process if lives(process) else None
 
     def forget(self) -> None:
         """Remove the note: the daemon is gone, and the GPU's compute mode is restored."""

@@ -17,7 +17,7 @@ from msgspec import Struct
 from nri_gpu.domain.container import Cgroup, ContainerId, FirstProcess
 from nri_gpu.domain.errors import UnseenError
 from nri_gpu.system.proc import PROC, living_thread
-from nri_gpu.system.process import Process, process_of
+from nri_gpu.system.process import Process, lives, process_of
 
 T = TypeVar("T")
 
@@ -87,7 +87,7 @@ class ContainerCgroups:
 
     def first_process(self, pid: int, container_id: ContainerId) -> FirstProcess | None:
         """Return a container's first process, with the container's own cgroup, or None if it cannot be found."""
-        process = self._process(pid)
+        process = process_of(pid, self._proc) if self._knows(pid) else None
         if process is None:
             return None
         try:
@@ -120,10 +120,13 @@ class ContainerCgroups:
         return {id_: FirstProcess(0, 0, cgroup, tuple(others)) for id_, (cgroup, *others) in found.items()}
 
     def lives(self, process: FirstProcess) -> bool:
-        """Return whether a container has a process left: in a cgroup, or, if none can be seen, the first one."""
+        """Return whether a container has a process left: in a cgroup, or, if none can be seen, the first one.
+
+        One whose processes cannot be seen has.
+        """
         if cgroups := self._cgroups(process):
             return any(map(self._is_occupied, cgroups))
-        return self._process(process.pid) == Process(process.pid, process.started)
+        return not self._knows(process.pid) or lives(Process(process.pid, process.started), self._proc)
 
     def tells(self, process: FirstProcess) -> bool:
         """Return whether changes of `events_files` mean that the last process is gone."""
@@ -146,9 +149,8 @@ class ContainerCgroups:
     def _proc(self) -> Path:
         return PROC if self.same_pids or self._other_proc is None else self._other_proc
 
-    def _process(self, pid: int) -> Process | None:
-        known = self.same_pids or self._other_proc is not None
-        return process_of(pid, self._proc) if pid and known else None
+    def _knows(self, pid: int) -> bool:
+        return bool(pid) and (self.same_pids or self._other_proc is not None)
 
     def _visible(self) -> tuple[str, ...]:
         """Return the usable hierarchies, the devices' first. Those of v1 list processes by the PIDs of the reader."""

@@ -16,7 +16,7 @@ from typing import Final
 from msgspec import Struct
 
 from nri_gpu.system.proc import PROC, parse_stat
-from nri_gpu.system.storage import text_of
+from nri_gpu.system.storage import read_bytes, text_of
 
 _CREDENTIALS: Final = struct.Struct("3i")  # struct ucred: pid, uid, gid
 
@@ -29,8 +29,26 @@ class Process(Struct, frozen=True):
 
 
 def process_of(pid: int, proc: Path = PROC) -> Process | None:
-    """Return the process with that PID, or None if there is none, or if all its threads have ended."""
-    text = text_of(proc / str(pid) / "stat")
+    """Return the process with that PID, or None if there is none, if all its threads have ended, or if it is unseen."""
+    with suppress(OSError):
+        return _find(pid, proc)
+    return None
+
+
+def lives(process: Process, proc: Path = PROC) -> bool:
+    """Return whether a process lives. One that cannot be looked at, as without a free descriptor, counts as alive."""
+    try:
+        return _find(process.pid, proc) == process
+    except OSError:
+        return True
+
+
+def _find(pid: int, proc: Path) -> Process | None:
+    """Return the process with that PID, or None if it has ended. Raises: OSError: /proc cannot be read."""
+    try:
+        text = read_bytes(proc / str(pid) / "stat", -1).decode("ascii", errors="replace")
+    except (FileNotFoundError, ProcessLookupError):
+        return None
     stat = parse_stat(text) if text else None
     return Process(pid, stat.started) if stat and stat.lives else None
 
@@ -70,12 +88,15 @@ class ProcessWatch:
     """
 
     def __init__(self, process: Process) -> None:
-        """Begin the watch. Raises: OSError, if the process is gone."""
+        """Begin the watch. Raises: ProcessLookupError: the process is gone; OSError: it cannot be watched."""
         self.process = process
         self.fd = os.pidfd_open(process.pid)
-        if process_of(process.pid) != process:  # it ended meanwhile, and another process may have its PID
+        try:
+            if _find(process.pid, PROC) != process:  # it ended meanwhile, and another process may have its PID
+                raise ProcessLookupError(process.pid)
+        except OSError:
             os.close(self.fd)
-            raise ProcessLookupError(process.pid)
+            raise
         self.ended = asyncio.Event()
         self._loop = asyncio.get_running_loop()
         self._loop.add_reader(self.fd, self._on_end)

@@ -1,7 +1,11 @@
-"""A daemon whose state folder has little room."""
+"""A daemon whose state folder has little room, and a test with few descriptors."""
 
 from __future__ import annotations
 
+import resource
+from collections.abc import Iterator
+from contextlib import contextmanager
+from itertools import count, islice
 from pathlib import Path
 from typing import Final
 
@@ -34,3 +38,15 @@ class NriGpuInLittle(NriGpu):
                     file.write(bytes(1024))
             except OSError:
                 return
+
+
+@contextmanager
+def few_descriptors(free: int) -> Iterator[None]:
+    """Let this process open no more than `free` files at a time."""
+    unused = (number for number in count() if not Path(f"/proc/self/fd/{number}").exists())
+    before = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (next(islice(unused, free, None)), before[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, before)

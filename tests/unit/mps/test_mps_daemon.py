@@ -21,6 +21,7 @@ from nri_gpu.policy.mps_settings import MpsSettings
 from nri_gpu.system.process import process_of
 from nri_gpu.system.tasks import cancelled
 from tests.support.cgroup import Freezer
+from tests.support.little import few_descriptors
 from tests.support.waiting import aside, wait_for
 
 UUID = GpuUuid("GPU-0")
@@ -77,6 +78,23 @@ def test_the_folder_of_a_dead_one_is_not_used_again_and_that_of_none_is(tools: M
     assert adopted(folder, tools) == (False, folder)
     folder.file.write_text("1 1 a\n")
     assert adopted(folder, tools) == (False, DaemonFolder(tmp_path, UUID, "next"))
+
+
+@pytest.mark.parametrize("free", [0, 1])
+async def test_one_that_cannot_be_looked_at_is_not_taken_for_gone(
+    child: subprocess.Popen[bytes], tools: MpsTools, tmp_path: Path, free: int
+) -> None:
+    """free: without a descriptor its note cannot be read, and with one it cannot be watched."""
+    clients(tmp_path).mkdir(parents=True)
+    folder, process = DaemonFolder(tmp_path, UUID, "a"), process_of(child.pid)
+    assert process
+    folder.make()
+    folder.note(process)
+    daemon = MpsDaemon(folder, lambda: DaemonFolder(tmp_path, UUID, "next"))
+    with few_descriptors(free), pytest.raises(MpsError, match="Too many open files"):
+        await daemon.adopt(tools, MpsSettings())
+    assert daemon.folder == folder
+    assert await daemon.adopt(tools, MpsSettings())
 
 
 async def test_a_controller_ends_at_once_beside_a_program_that_cannot_be_killed(

@@ -29,6 +29,7 @@ from nri_gpu.system.cgroups import (
 from nri_gpu.system.process import process_of
 from tests.support import threads
 from tests.support.cgroup import OccupiedCgroup
+from tests.support.little import few_descriptors
 from tests.support.waiting import wait_for
 
 # All cgroups of the machine are looked through. Other workers and other runs make some, too, and pids may be the same.
@@ -200,9 +201,17 @@ def test_where_its_cgroup_is_not_seen_its_first_process_counts() -> None:
     assert first == FirstProcess(process.pid, getattr(process_of(process.pid), "started", 0))
     assert cgroups.lives(first)
     assert not cgroups.lives(FirstProcess(first.pid, first.started + 1))  # another with its PID
+    with few_descriptors(0):
+        assert cgroups.lives(FirstProcess(first.pid, first.started + 1))  # which is not seen
     process.kill()
     wait_for("its end", lambda: not cgroups.lives(first), 5)
     process.wait()
+
+
+@pytest.mark.parametrize("process", [FirstProcess(1, 1), FirstProcess(0, 0, Cgroup(DEVICES, f"/{ID}"))])
+def test_a_process_that_cannot_be_seen_is_not_taken_for_gone(process: FirstProcess) -> None:
+    """By a daemon in a pod without the host's PIDs, after one that saw more."""
+    assert ContainerCgroups().lives(process)
 
 
 @pytest.mark.parametrize(
