@@ -9,6 +9,7 @@ import time
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from functools import partial
+from io import FileIO
 from pathlib import Path
 from typing import Final
 
@@ -96,8 +97,10 @@ END_S: Final = 5.0  # for one to end, before the next stronger signal
 PROBE_PAUSE_S: Final = 0.05
 PROBE: Final = "get_default_active_thread_percentage"
 # $1 shm, $2 its folder, $3 our state folder, $4 the libraries, which mount(8) must not use. Clients can put links into
-# the shared folders; where the kernel (5.10) and mount(8) support it, none is followed.
+# the shared folders; where the kernel (5.10) and mount(8) support it, none is followed. The line says that the process
+# is noted: if we die before, it ends, and no daemon runs that the next nri-gpu does not know.
 _SCRIPT: Final = """
+read -r noted && exec < /dev/null || exit 1
 cd / && mount --bind "$1" /dev/shm && mount --bind "$2" "$3" || exit 1
 mount -o remount,bind,nosuid,nodev,noexec,nosymfollow /dev/shm 2> /dev/null
 LD_LIBRARY_PATH="$4"; export LD_LIBRARY_PATH
@@ -142,26 +145,11 @@ class MpsDaemon:
             # Noted before anything is changed: the next nri-gpu restores the compute mode if this one ends here.
             self.folder.note(Process(0, 0))
             await tools.set_compute_mode(self.folder.uuid, "EXCLUSIVE_PROCESS")
-            pid = self._spawn(tools)
+            its, ours = os.pipe()
+            with FileIO(its), FileIO(ours, "wb") as gate:
+                self._watch = await self._started(tools, settings, self._spawn(tools, its), gate)
         except OSError as error:
             raise MpsError(f"{CONTROL} cannot be started: {error}") from error
-        process = process_of(pid) or Process(pid, 0)
-        try:
-            watch = ProcessWatch(process)
-        except OSError as error:
-            output = self._last_output()
-            os.killpg(pid, signal.SIGKILL)  # it is not reaped yet, so the PID is its own
-            self._ended(process)
-            ended = isinstance(error, ProcessLookupError)
-            raise MpsError(f"{CONTROL} {'ended at once' if ended else 'cannot be watched'}: {output}") from error
-        try:
-            self.folder.note(process)
-            await self._serves(tools, watch)
-            await self._limit(tools, settings)
-        except (MpsError, OSError) as error:
-            await self._end(watch, signal.SIGTERM, signal.SIGKILL)
-            raise MpsError(f"{error}") from error
-        self._watch = watch
 
     async def adopt(self, tools: MpsTools, settings: MpsSettings) -> bool:
         """Take over the noted daemon if it lives and serves; end it if it only lives. Return whether it serves.
@@ -208,8 +196,11 @@ class MpsDaemon:
         await tools.set_compute_mode(self.folder.uuid, "DEFAULT")
         self.folder.forget()
 
-    def _spawn(self, tools: MpsTools) -> int:
-        """Start the daemon and return its PID: each program on the way replaces itself by the next."""
+    def _spawn(self, tools: MpsTools, stdin: int) -> int:
+        """Start the daemon and return its PID: each program on the way replaces itself by the next.
+
+        stdin: a pipe, in which it waits for a line. Raises: OSError.
+        """
         folder, state = self.folder, self.folder.state
         within = [f"{folder.shm}", f"{folder.folder}", f"{state}", f"{tools.libraries}", f"{tools.bin / CONTROL}", "-f"]
         environment = {
@@ -225,13 +216,34 @@ class MpsDaemon:
             ["unshare", "--mount", "--propagation", "private", "--", "/bin/sh", "-c", _SCRIPT, "sh", *within],
             environment,
             file_actions=[
-                (os.POSIX_SPAWN_OPEN, 0, os.devnull, os.O_RDONLY, 0),
+                (os.POSIX_SPAWN_DUP2, stdin, 0),
                 (os.POSIX_SPAWN_OPEN, 1, *output),
                 (os.POSIX_SPAWN_DUP2, 1, 2),
             ],
             setsid=True,  # a signal to our process group does not reach it
             setsigdef=[signal.SIGPIPE, signal.SIGTERM, signal.SIGINT, signal.SIGHUP],
         )
+
+    async def _started(self, tools: MpsTools, settings: MpsSettings, pid: int, gate: FileIO) -> ProcessWatch:
+        """Note the process, let it become the daemon, and wait until that serves. Raises: MpsError: it was ended."""
+        process = process_of(pid) or Process(pid, 0)
+        try:
+            watch = ProcessWatch(process)
+        except OSError as error:
+            output = self._last_output()
+            os.killpg(pid, signal.SIGKILL)  # it is not reaped yet, so the PID is its own
+            self._ended(process)
+            ended = isinstance(error, ProcessLookupError)
+            raise MpsError(f"{CONTROL} {'ended at once' if ended else 'cannot be watched'}: {output}") from error
+        try:
+            self.folder.note(process)
+            gate.write(b"\n")
+            await self._serves(tools, watch)
+            await self._limit(tools, settings)
+        except (MpsError, OSError) as error:
+            await self._end(watch, signal.SIGTERM, signal.SIGKILL)
+            raise MpsError(f"{error}") from error
+        return watch
 
     async def _serves(self, tools: MpsTools, watch: ProcessWatch) -> None:
         try:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import subprocess
+import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -134,6 +135,39 @@ async def test_a_daemon_that_cannot_be_noted_is_not_left_behind(tools: MpsTools,
         await daemon.start(tools, MpsSettings())
     assert children() <= before
     assert daemon.folder.generation == ("next" if written else "a")
+
+
+DIES = """
+import asyncio, os, sys
+from pathlib import Path
+from nri_gpu.mps.mps_daemon import MpsDaemon, MpsTools
+from nri_gpu.mps.mps_folders import DaemonFolder
+from nri_gpu.policy.mps_settings import MpsSettings
+
+class Dies(DaemonFolder):
+    def note(self, process):
+        if process.pid:
+            print(process.pid, flush=True)
+            os._exit(9)
+
+tools, state = map(Path, sys.argv[1:])
+daemon = MpsDaemon(Dies(state, "GPU-0", "a"), lambda: None)
+asyncio.run(daemon.start(MpsTools(tools, tools), MpsSettings()))
+"""
+
+
+def test_no_daemon_runs_that_was_not_noted(tools: MpsTools, tmp_path: Path) -> None:
+    """As nri-gpu is killed between its start and its note."""
+    (tmp_path / SMI).write_text("#!/bin/sh\n")
+    (tmp_path / SMI).chmod(0o755)
+    (tmp_path / CONTROL).write_text(f"#!/bin/sh\ntouch {tmp_path}/runs\nexec sleep 60\n")
+    state = tmp_path / "state"
+    clients(state).mkdir(parents=True)
+    DaemonFolder(state, UUID, "a").make()
+    died = subprocess.run([sys.executable, "-c", DIES, tmp_path, state], capture_output=True, text=True, check=False)
+    assert died.returncode == 9, died.stderr
+    wait_for("its end", lambda: process_of(int(died.stdout)) is None, 5)
+    assert not (tmp_path / "runs").exists()
 
 
 def test_nothing_is_made_where_nothing_bounds_it(tmp_path: Path) -> None:
