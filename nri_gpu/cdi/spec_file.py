@@ -13,7 +13,7 @@ from msgspec import Struct
 from nri_gpu.cdi.specification import KIND
 from nri_gpu.domain.errors import CommandError, NriGpuError
 from nri_gpu.domain.text import listed
-from nri_gpu.system.storage import text_of, write_whole
+from nri_gpu.system.storage import draft_of, text_of, write_whole
 from nri_gpu.system.yaml_documents import read_documents
 
 SUFFIXES: Final = (".json", ".yaml")  # runtimes read no others (cncf-tags/container-device-interface: pkg/cdi/cache.go)
@@ -55,6 +55,7 @@ class SpecFile:
     def remove(self) -> bool:
         """Remove the file if it describes that kind. Return whether it did. Raises: SpecFileError."""
         try:
+            draft_of(self.path).unlink(missing_ok=True)
             if _read(text_of(self.path, READ_MAX, "utf-8") or "", _Kind).kind != self._kind:
                 return False
             self.path.unlink(missing_ok=True)

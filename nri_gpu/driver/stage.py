@@ -102,7 +102,8 @@ def _write(content: bytes, original: Path, target: Path) -> None:
     """Make a file with this content, and with the original's times."""
 
     def fill(_: int, new: int) -> None:
-        os.write(new, content)
+        with open(new, "wb", closefd=False) as file:
+            file.write(content)
 
     _new_file(original, target, fill)
 

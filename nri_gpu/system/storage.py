@@ -63,16 +63,25 @@ def write_whole(path: Path, content: bytes, mode: int = 0o600, *, sync: bool = F
 
     Raises: OSError, also if the folder is missing.
     """
-    draft = path.with_name(f".{path.name}.new")
+    draft = draft_of(path)
     draft.unlink(missing_ok=True)
     descriptor = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, mode)
-    with os.fdopen(descriptor, "wb") as stream:
-        os.fchmod(descriptor, mode)
-        stream.write(content)
-        if sync:
-            stream.flush()
-            os.fsync(descriptor)
-    draft.replace(path)
+    try:
+        with os.fdopen(descriptor, "wb") as stream:
+            os.fchmod(descriptor, mode)
+            stream.write(content)
+            if sync:
+                stream.flush()
+                os.fsync(descriptor)
+        draft.replace(path)
+    except OSError:
+        draft.unlink(missing_ok=True)  # it may have taken the last room
+        raise
+
+
+def draft_of(path: Path) -> Path:
+    """Return where `write_whole` writes a file at first: a process that is killed meanwhile leaves it."""
+    return path.with_name(f".{path.name}.new")
 
 
 def stat_of(path: Path) -> os.stat_result | None:

@@ -1,4 +1,4 @@
-"""A daemon whose state folder has little room, and a test with few descriptors."""
+"""A daemon whose state folder has little room; a test that has few descriptors, or room for small files alone."""
 
 from __future__ import annotations
 
@@ -44,9 +44,22 @@ class NriGpuInLittle(NriGpu):
 def few_descriptors(free: int) -> Iterator[None]:
     """Let this process open no more than `free` files at a time."""
     unused = (number for number in count() if not Path(f"/proc/self/fd/{number}").exists())
-    before = resource.getrlimit(resource.RLIMIT_NOFILE)
-    resource.setrlimit(resource.RLIMIT_NOFILE, (next(islice(unused, free, None)), before[1]))
+    with _limited(resource.RLIMIT_NOFILE, next(islice(unused, free, None))):
+        yield
+
+
+@contextmanager
+def small_files(most: int) -> Iterator[None]:
+    """Let this process write no more than `most` bytes into a file: a longer write is cut short, then fails."""
+    with _limited(resource.RLIMIT_FSIZE, most):
+        yield
+
+
+@contextmanager
+def _limited(what: int, most: int) -> Iterator[None]:
+    before = resource.getrlimit(what)
+    resource.setrlimit(what, (most, before[1]))
     try:
         yield
     finally:
-        resource.setrlimit(resource.RLIMIT_NOFILE, before)
+        resource.setrlimit(what, before)

@@ -11,6 +11,7 @@ from typing import Final
 import pytest
 
 from nri_gpu.cdi.spec_file import Overlap, SpecFile, SpecFileError, overlaps
+from nri_gpu.system.storage import draft_of
 
 KIND: Final = "nvidia.com/gpu"
 OURS: Final = json.dumps({"cdiVersion": "0.5.0", "kind": KIND, "devices": []}, indent=1)
@@ -82,6 +83,9 @@ def test_it_is_removed_if_it_is_one(file: SpecFile) -> None:
     file.write(OURS)
     assert file.remove()
     assert not file.path.exists()
+    (draft := draft_of(file.path)).touch()  # of a process that was killed as it wrote
+    assert not file.remove()
+    assert not draft.exists()
     file.write('{"kind": "example.com/gpu"}')
     assert not file.remove()
     assert file.path.exists()

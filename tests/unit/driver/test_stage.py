@@ -9,14 +9,17 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import pytest
+from msgspec.structs import replace
 
 from nri_gpu.domain.errors import DriverError
 from nri_gpu.domain.gpu import Capability
 from nri_gpu.domain.node import DriverFiles
 from nri_gpu.driver.driver_scan import FoundDriver, scan
-from nri_gpu.driver.stage import FROM_HOST, CopyMethod, copy, hard_link, place, prune, reflink, stage
+from nri_gpu.driver.host_files import HostFile
+from nri_gpu.driver.stage import FROM_HOST, CopyMethod, copy, hard_link, place, prune, reflink, stage, stage_plan
 from nri_gpu.system.selinux import READ_ONLY, label_if_enabled, label_of, set_label
 from tests.support.driver_root import make_driver_root, write_library
+from tests.support.little import small_files
 
 V = "580.95.05"
 COMPUTE, UTILITY = frozenset({Capability.COMPUTE}), frozenset({Capability.UTILITY})
@@ -120,6 +123,14 @@ def test_a_full_disk_leaves_nothing(found: FoundDriver, base: Path) -> None:
 
     with pytest.raises(DriverError, match="no space left; a copy takes 0 MiB"):
         stage(found, base, (full,))
+    assert names(base) == [".lock"]
+
+
+def test_content_that_is_cut_short_is_not_staged(original: Path, base: Path) -> None:
+    """As the last pages of a disk take a part of what is written."""
+    ours = replace(HostFile.of(original, "file", original.lstat()), content=bytes(8192))
+    with small_files(4096), pytest.raises(OSError, match="File too large"):
+        stage_plan({"file": ours}, "1-00000000", base)
     assert names(base) == [".lock"]
 
 

@@ -23,6 +23,7 @@ from nri_gpu.system.storage import (
     try_lock,
     write_whole,
 )
+from tests.support.little import small_files
 
 HOLD = "import fcntl, sys; f = open(sys.argv[1], 'r+'); fcntl.flock(f, fcntl.LOCK_EX); print(flush=True); input()"
 
@@ -114,6 +115,14 @@ def test_a_file_is_replaced_whole_and_whoever_has_the_old_one_keeps_it(tmp_path:
     assert file.read_text() == "new"
     assert stat.S_IMODE(file.stat().st_mode) == 0o644
     assert [path.name for path in tmp_path.iterdir()] == ["note"]
+
+
+def test_a_file_that_is_not_written_leaves_no_draft(tmp_path: Path) -> None:
+    """It would keep the last room, and nobody knows it."""
+    (tmp_path / "note").write_text("old")
+    with small_files(4096), pytest.raises(OSError, match="File too large"):
+        write_whole(tmp_path / "note", bytes(8192))
+    assert [(path.name, path.read_text()) for path in tmp_path.iterdir()] == [("note", "old")]
 
 
 def test_a_missing_folder_is_not_made(tmp_path: Path) -> None:
