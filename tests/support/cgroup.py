@@ -88,6 +88,11 @@ class Freezer:
     def pids(self) -> list[int]:
         return processes(self.folder)
 
+    def hold(self, pid: int) -> None:
+        """Freeze a process that runs."""
+        (self.folder / "cgroup.procs").write_text(str(pid))
+        self.freeze()
+
     def freeze(self) -> None:
         (self.folder / "freezer.state").write_text("FROZEN")
 

@@ -15,9 +15,11 @@ from nri_gpu.daemon.answers import DaemonStatus
 from nri_gpu.daemon.node_controllers import HEALTH_FILE
 from nri_gpu.domain.health import EventType
 from nri_gpu.verify.node_snapshot import SNAPSHOT_FILE
+from tests.support.cgroup import Freezer
 from tests.support.nvml import Act, FakeGpu, build_fake_nvml, happen
 from tests.support.scripted_runtime import until
 from tests.support.silent import SilentFile
+from tests.support.waiting import aside
 from tests.system.chain import (
     CUT,
     DRIVER,
@@ -31,6 +33,8 @@ from tests.system.chain import (
     command,
     listens,
 )
+
+ENDS_S = 5.0  # a unit has 25 s to stop (TimeoutStopSec=)
 
 
 def uuids(said: Any) -> list[str]:  # noqa: ANN401 - parsed JSON
@@ -151,6 +155,30 @@ async def test_a_daemon_ends_whatever_hangs(chain: Chain, silent: SilentFile) ->
 # --- before there is a driver -----------------------------------------------------------------------------------------
 
 A, B = "0000:10:00.0", "0000:11:00.0"
+
+
+@pytest.mark.parametrize("noticed", [False, True])
+async def test_a_daemon_ends_in_time_and_is_succeeded_though_its_child_cannot_be_killed(
+    chain: Chain, freezer: Freezer, noticed: bool
+) -> None:
+    async with chain.connected():
+        await chain.until("the first grant", "device=0")
+        [child] = chain.children()
+        freezer.hold(child)
+        if noticed:
+            await chain.shown("the hang", lambda said: "cannot be killed" in fault(said))
+        with chain.daemon.next() as successor:
+            await aside(successor.wait_ready)
+            before = time.monotonic()
+            assert await aside(chain.daemon.terminate) == 0
+            assert time.monotonic() - before < ENDS_S
+            await chain.reconnect()
+            await chain.until("its successor's grants", "device=0")
+            assert freezer.pids == [child]
+            assert await aside(successor.terminate) == 0
+        chain.daemon.start()
+        await chain.reconnect()
+        await chain.until("grants of a new one", "device=0")
 
 
 async def test_early_boot_names_the_gpus_of_the_bus(folder: Path) -> None:
