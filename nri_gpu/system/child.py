@@ -26,8 +26,7 @@ LINE_MAX: Final = 1 << 20  # bytes; a report of 16 GPUs with all their links has
 STDERR_KEPT_MAX: Final = 2048  # bytes
 CALL_MAX: Final = 64  # characters of a call's name; NVML's longest has 52
 KILL_S: Final = 1.0  # for a process to end after SIGKILL
-_REAP_EVERY_S: Final = 0.005
-_LOOK_S: Final = 0.1  # between two looks whether a command has ended whose stdout is open
+_LOOK_S: Final = 0.005  # between two looks whether a process has ended
 _IN_NAMES: Final = frozenset(string.ascii_letters + string.digits + "_")
 _STDERR_END_S: Final = 0.2
 UNKILLED: Final = (
@@ -91,31 +90,37 @@ _killed: Final[dict[Unkilled, _Kept]] = {}
 
 def keep(process: Unkilled, lives: Callable[[], bool]) -> None:
     """Keep a killed process until it has ended. lives: returns whether it has not, and reaps it if it has."""
-    if lives() and all(each.pid != process.pid for each in _killed):
-        _killed[process] = _Kept(time.monotonic(), lives)
-        asyncio.get_running_loop().call_later(KILL_S, _look_again, process)
+    if lives() and all(each.pid != process.pid or each == process for each in _killed):
+        _killed.setdefault(process, _Kept(time.monotonic(), lives))
+        asyncio.get_running_loop().call_later(KILL_S, keep, process, lives)
+    else:
+        _killed.pop(process, None)
 
 
 def unkilled() -> tuple[Unkilled, ...]:
     """Return the processes that SIGKILL has not ended within KILL_S."""
-    now_s = time.monotonic()
-    return tuple(each for each, kept in [*_killed.items()] if kept.lives() and now_s - kept.since_s >= KILL_S)
+    until_s = time.monotonic() - KILL_S
+    return tuple(each for each, kept in _living().items() if kept.since_s <= until_s)
 
 
 async def check_unkilled(program: str, gpu_uuid: str) -> None:
     """Wait for the end of a process that was killed just now. Raises: TimeoutError: an earlier process still lives."""
-    same = [each for each in _killed if (each.program, each.gpu_uuid) == (program, gpu_uuid)]
-    while living := [each for each in same if each in _killed and _killed[each].lives()]:
-        if stuck := [each for each in living if each in unkilled()]:
-            raise TimeoutError(f"{program} {stuck[0].pid} {UNKILLED}")
-        await asyncio.sleep(_REAP_EVERY_S)
+    kind = program, gpu_uuid
+    await _until(lambda: all(each[:2] != kind or each in unkilled() for each in _living()), KILL_S)
+    for each in _living():
+        if each[:2] == kind:
+            raise TimeoutError(f"{program} {each.pid} {UNKILLED}")
 
 
-def _look_again(process: Unkilled) -> None:
-    if _killed[process].lives():
-        asyncio.get_running_loop().call_later(KILL_S, _look_again, process)
-    else:
-        del _killed[process]
+def _living() -> Mapping[Unkilled, _Kept]:
+    return {each: kept for each, kept in _killed.items() if kept.lives()}
+
+
+async def _until(done: Callable[[], bool], within_s: float) -> None:
+    """Wait until it is so, or for so long. For processes: all else that tells of their end is a thread for each."""
+    until_s = time.monotonic() + within_s
+    while not done() and time.monotonic() < until_s:  # noqa: ASYNC110
+        await asyncio.sleep(_LOOK_S)
 
 
 class _StderrTail(asyncio.Protocol):
@@ -259,11 +264,7 @@ class LineProcess:
 
     async def reaped(self, within_s: float) -> int | None:
         """Return the child's status, or None if it has not ended by then."""
-        loop = asyncio.get_running_loop()
-        until = loop.time() + within_s
-        # Polled, mostly for a few milliseconds: the alternative is a thread that waits as long as the child lives.
-        while self.runs and loop.time() < until:  # noqa: ASYNC110
-            await asyncio.sleep(_REAP_EVERY_S)
+        await _until(lambda: not self.runs, within_s)
         return self._popen.returncode
 
     async def _close(self) -> None:
@@ -307,10 +308,8 @@ async def run(
     reading = asyncio.create_task(process.output())
     try:
         async with asyncio.timeout(limit_s):
-            while not reading.done() and process.runs:  # what it leaves behind may hold its stdout open
-                await asyncio.wait({reading}, timeout=_LOOK_S)
             await process.reaped(limit_s)
-            await asyncio.wait({reading}, timeout=_STDERR_END_S)
+            await asyncio.wait({reading}, timeout=_STDERR_END_S)  # what it leaves behind may hold its stdout open
             status = await process.end(0.0)
     except BaseException:
         process.kill()
