@@ -28,6 +28,8 @@ from nri_gpu.system.storage import stat_of, text_of, write_whole
 
 DEFAULT_PATH: Final = Path(POLICY_FILE)
 LAST_GOOD: Final = "policy.last"  # in the state folder
+# A file of its own, since earlier versions read the first as TOML, and take an empty one for no policy. A daemon that
+# dies between the two writes has served no runtime yet, and the next one writes both.
 OPTIONS: Final = "policy.options"  # likewise, those of the command line that go over it, in JSON: for the guard
 POLICY_MAX: Final = 1 << 20  # bytes; the largest lists allowed need a tenth of it
 BLANKS: Final = " \t\r\n"  # TOML's; a NUL is none of them
