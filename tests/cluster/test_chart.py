@@ -1,14 +1,10 @@
 """The chart's manifests with an image of this checkout, as `kubectl apply` puts them on a cluster."""
 
 import json
-import os
-import signal
-import time
-from typing import Any
 
 import pytest
 
-from tests.support.cluster import NAMESPACE, Cluster, pod, wait_for
+from tests.support.cluster import NAMESPACE, Cluster, pod
 
 pytestmark = pytest.mark.cluster
 
@@ -54,28 +50,3 @@ def test_a_kubelet_whose_root_is_elsewhere(cluster: Cluster, image: None, regist
     finally:
         cluster.stop("kubelet")
         cluster.start("kubelet")
-
-
-@pytest.mark.parametrize("component", ["daemon", "guard"])
-def test_who_hangs_is_restarted_and_who_serves_is_not(cluster: Cluster, image: None, component: str) -> None:
-    """With the chart's liveness probe made quick: a file of 5 s is old, looked at each second."""
-    cluster.install()
-    name = "nri-gpu" if component == "daemon" else "nri-gpu-guard"
-    at = "/spec/template/spec/containers/0/livenessProbe"
-    quick = {"periodSeconds": 1, "failureThreshold": 2, "exec/command/4": "5"}
-    patch = [{"op": "replace", "path": f"{at}/{key}", "value": value} for key, value in quick.items()]
-    cluster.kubectl("patch", "daemonset", name, "-n", NAMESPACE, "--type=json", "-p", json.dumps(patch))
-    cluster.kubectl("rollout", "status", f"daemonset/{name}", "-n", NAMESPACE, "--timeout=120s")
-
-    def containers() -> list[Any]:
-        pods = cluster.get("pods", "", "-n", NAMESPACE, "-l", f"app.kubernetes.io/component={component}")
-        return [each for pod in pods for each in pod["status"]["containerStatuses"]]
-
-    wait_for("one pod alone", lambda: [each["restartCount"] for each in containers()] == [0])
-    time.sleep(15)
-    (only,) = containers()
-    assert only["restartCount"] == 0
-    id_ = only["containerID"].removeprefix("containerd://")
-    (pid,) = (line.split()[1] for line in cluster.verb("ctr", "task", "ls").splitlines() if line.startswith(id_))
-    os.kill(int(pid), signal.SIGSTOP)
-    wait_for("a restart", lambda: [each["restartCount"] for each in containers()] == [1], 60)

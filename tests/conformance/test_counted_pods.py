@@ -13,10 +13,9 @@ import pytest
 from tests.conformance.conftest import launch_on
 from tests.conformance.test_request_size import environment, labels
 from tests.support.containerd import Containerd
-from tests.support.cri import CriError, Pod, PodId
+from tests.support.cri import Pod, PodId
 from tests.support.daemon import NriGpu
 from tests.support.guard import NriGuard
-from tests.support.marks import on_newest
 from tests.support.pods import ContainerSpec, PodSpec
 
 pytestmark = pytest.mark.containerd
@@ -65,27 +64,3 @@ def test_after_a_restart_of_containerd_the_retry_passes(fresh_node: Containerd, 
         fresh_node.cri.run_persistently(*large(fresh_node), REFUSED, PASSES_S)
         assert daemon.log().count(REFUSED) >= 1
         assert daemon.log().count("ledger rebuilt") == 2
-
-
-@on_newest
-def test_pods_that_are_there_are_counted_all_the_same(fresh_node: Containerd, tmp_path: Path) -> None:
-    """CRI is asked, and has them all."""
-    with serving(fresh_node, tmp_path, fresh_node.cri_socket) as daemon:
-        count, size_bytes, _ = almost_full(fresh_node)
-        for number in range(count):
-            fresh_node.cri.run_pod(PodSpec(name=f"there{number}", annotations={"filler": "x" * size_bytes}))
-        fresh_node.restart()
-        daemon.wait_session(2)
-        with pytest.raises(CriError, match=REFUSED):
-            fresh_node.cri.run_persistently(*large(fresh_node), REFUSED, PASSES_S / 3)
-
-
-def test_without_cri_the_refusal_says_what_to_do(fresh_node: Containerd, tmp_path: Path) -> None:
-    with serving(fresh_node, tmp_path, tmp_path / "none.sock") as daemon:
-        leave_pods_behind(fresh_node, daemon)
-        pod, spec = large(fresh_node)
-        with pytest.raises(CriError, match=rf"{REFUSED}.*a restart of nri-gpu counts anew") as caught:
-            fresh_node.cri.create(pod, spec)
-        assert "such as default/gone" in caught.value.details
-        daemon.restart()
-        fresh_node.cri.run(pod, spec)

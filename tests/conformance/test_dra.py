@@ -20,7 +20,7 @@ from tests.support.api_server import StandInApiServer
 from tests.support.containerd import Containerd
 from tests.support.cri import ContainerId, CriError, Pod
 from tests.support.daemon import UUIDS, NriGpu
-from tests.support.dra_kubelet import ClaimFaultError, DraKubelet
+from tests.support.dra_kubelet import DraKubelet
 from tests.support.dra_process import NriDra
 from tests.support.guard import NriGuard
 from tests.support.marks import on_newest
@@ -190,78 +190,6 @@ async def test_a_container_with_a_claim_starts_only_with_us(node: Containerd, tm
         await aside(site.daemon.start)
         await aside(site.daemon.wait_staged)
         site.check(await site.run(pod, "main", cdi, attempt=1), 2)
-
-
-@on_newest
-@in_a_loop
-@pytest.mark.parametrize(
-    ("lost", "sentence"),
-    [("claims.json", "no longer prepared on this node: delete the pod"), ("key", "not written by nri-gpu.*the pod")],
-)
-async def test_where_the_state_folder_lost_it_a_container_that_starts_again_is_told_what_helps(
-    node: Containerd, tmp_path: Path, folder: Path, lost: str, sentence: str
-) -> None:
-    """By us, and not by the runtime, which would only not find a CDI device; and its GPU goes to nobody meanwhile."""
-    uid = str(uuid4())
-    async with site_on(node, tmp_path, folder) as site:
-        claim = site.claim("train", "gpu-2", pod=uid)
-        cdi, pod = await site.prepare(claim), await site.pod("web", uid)
-        main = await site.run(pod, "main", cdi)
-        await aside(site.daemon.kill)
-        (site.daemon.launch.state / lost).unlink()
-        (site.daemon.launch.state / "claims.json").unlink(missing_ok=True)
-        await aside(site.daemon.start)
-        await aside(site.daemon.wait_staged)
-        with pytest.raises(CriError, match=r"\[gpu-busy\]"):
-            await aside(node.cri.run_asking, "device=2", "thief")
-        await aside(site.dra.kill)
-        await aside(site.dra.start)
-        await aside(site.dra.wait_ready)
-        with pytest.raises(CriError, match=sentence):
-            await site.run(pod, "main", cdi, attempt=1)
-        await aside(node.cri.stop, main)
-        await aside(node.cri.remove_pod, pod.id)
-        await site.kubelet.unprepare(DRIVER, claim)
-        assert site.files() == []
-
-
-@in_a_loop
-async def test_a_second_pod_of_a_claim_is_let_in_once_the_claim_was_read_again(
-    node: Containerd, tmp_path: Path, folder: Path
-) -> None:
-    """The kubelet does not prepare a prepared claim again; it makes the container again until it starts."""
-    first, second = str(uuid4()), str(uuid4())
-    async with site_on(node, tmp_path, folder) as site:
-        claim = site.claim("shared", "gpu-0", pod=first)
-        cdi = await site.prepare(claim)
-        site.check(await site.run(await site.pod("web", first), "main", cdi), 0)
-        reserved = site.server.claims["ml", "shared"]["status"]["reservedFor"]
-        reserved.append({"resource": "pods", "name": "api", "uid": second})
-        pod, spec = await site.pod("api", second), ContainerSpec(cdi_devices=cdi)
-        site.check(await aside(node.cri.run_persistently, pod, spec, r"nri-gpu \["), 0)
-
-
-@on_newest
-@in_a_loop
-async def test_what_a_container_has_of_a_claim_that_is_gone_is_held_until_it_ends(
-    node: Containerd, tmp_path: Path, folder: Path
-) -> None:
-    """A kubelet that lost its state knows of no claim: nobody unprepares it, and its container may run on."""
-    first, second = str(uuid4()), str(uuid4())
-    async with site_on(node, tmp_path, folder) as site:
-        forgotten = site.claim("train", "gpu-2", pod=first)
-        pod, cdi = await site.pod("web", first), await site.prepare(forgotten)
-        main = await site.run(pod, "main", cdi)
-        del site.server.claims["ml", "train"]
-        following = site.claim("next", "gpu-2", pod=second)
-        with pytest.raises(ClaimFaultError, match=r"gpu-2: GPU 2 .* is held exclusively by ml/web"):
-            await site.prepare(following)
-        assert site.files() == []
-        assert "claim released while containers have its GPUs" in site.daemon.log()
-        site.check(main, 2)
-        await aside(node.cri.stop, main)
-        site.check(await site.run(await site.pod("api", second), "main", await site.prepare(following)), 2)
-        assert site.files() == [f"nri-gpu-claim-{following[2]}.json"]
 
 
 @on_newest

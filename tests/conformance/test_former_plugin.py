@@ -20,7 +20,6 @@ from tests.support.cri import ContainerId, CriError
 from tests.support.daemon import UUIDS, Launch, NriGpu, staged
 from tests.support.former_plugin import ANSWERS, Recorded
 from tests.support.guard import NriGuard
-from tests.support.marks import on_newest
 from tests.support.podresources import PodResourcesServer, PodResourcesThread
 from tests.support.pods import ContainerSpec, PodSpec
 from tests.support.probe import Opened, check_opens, open_numbers
@@ -174,60 +173,3 @@ def test_whose_nodes_the_kubelet_passes_is_left_alone(
     recorded, device = WHOLE["envvar with PASS_DEVICE_SPECS"], tmp_path / "nvidia1"
     os.mknod(device, stat.S_IFCHR | 0o666, os.makedev(195, 1))
     check_left_alone(node, run(node, told, recorded, recorded.spec(devices={"/dev/nvidia1": str(device)})))
-
-
-@on_newest
-def test_a_plain_init_container(node: Containerd, told: PodResourcesServer, serving: NriGpu) -> None:
-    del serving
-    recorded = WHOLE["envvar by uuid"]
-    told.give("train", {"main": {recorded.resource: recorded.ids}})
-    pod = node.cri.run_pod(PodSpec(name="train"))
-    init = node.cri.run_persistently(pod, recorded.spec(name="init"), FOR_NOW)
-    check_has(node, init, recorded)
-    node.cri.stop(init)
-    check_has(node, node.cri.run_persistently(pod, recorded.spec(), FOR_NOW), recorded)
-
-
-@on_newest
-def test_only_who_names_units_of_this_node_waits_for_the_kubelet(
-    node: Containerd, told: PodResourcesServer, serving: NriGpu
-) -> None:
-    told.delay_s = 1.5
-    del serving
-    pod = node.cri.run_pod(PodSpec(name="late"))
-    told.give("late", {"main": {}})
-    for number, value in enumerate(("all", "void", "none", "", "9", "GPU-77777777-0000-4000-8000-000000000007")):
-        check_opens(node, node.cri.run(pod, ContainerSpec(f"plain-{number}", env={VARIABLE: value})), set(), ALL)
-    with pytest.raises(CriError, match=rf"{FOR_NOW}.*has not said yet"):
-        node.cri.run(pod, ContainerSpec(env={VARIABLE: "1"}))
-    told.delay_s = 0.0
-    check_opens(
-        node, node.cri.run_persistently(pod, ContainerSpec(attempt=1, env={VARIABLE: "1"}), FOR_NOW), set(), ALL
-    )
-
-
-@on_newest
-def test_where_podresources_is_not_served_it_starts_and_one_warning_says_so(
-    node: Containerd, taking_over: Launch
-) -> None:
-    with staged(taking_over) as daemon, NriGuard(taking_over) as guard:
-        guard.wait_logged("registered")
-        daemon.wait_logged("PodResources does not answer")
-        pod = node.cri.run_pod(PodSpec(name="train"))
-        check_opens(node, node.cri.run(pod, WHOLE["envvar by uuid"].spec()), set(), ALL)
-        assert daemon.launch.log.read_text().count("PodResources does not answer") == 1
-
-
-@on_newest
-def test_a_device_that_the_node_has_not_and_one_that_another_holds(
-    node: Containerd, told: PodResourcesServer, serving: NriGpu
-) -> None:
-    del serving
-    pod = node.cri.run_pod(PodSpec(name="lied-to"))
-    told.give("lied-to", {"main": {"nvidia.com/gpu": ["GPU-77777777-0000-4000-8000-000000000007"]}})
-    with pytest.raises(CriError, match=r"\[bad-request\].*this node has no such GPU"):
-        node.cri.run_persistently(pod, WHOLE["envvar by uuid"].spec(), FOR_NOW)
-    holder = node.cri.asking(f"device={UUIDS[1]}", "holder")
-    node.cri.run_persistently(holder, ContainerSpec(), FOR_NOW)
-    with pytest.raises(CriError, match=r"\[gpu-busy\].*default/holder"):
-        run(node, told, WHOLE["envvar by uuid"])

@@ -14,7 +14,6 @@ from typing import Any
 import pytest
 from msgspec import Struct
 
-from nri_gpu.kubelet.required_device import token_key, write_token
 from nri_gpu.plugin.guard_status import read_guard_status
 from tests.conformance.conftest import launch_on
 from tests.support import packages, sandbox
@@ -157,20 +156,6 @@ def test_a_policy_that_is_reloaded_while_a_container_waits_to_start(
         else:
             site.run("undecided", "device=1", "other")
         assert guard.seen()["policy_fault"] == ""
-
-
-@on_newest
-def test_what_the_kubelet_gave_is_asked_for_too(site: Site, launch: Launch, daemon: NriGpu) -> None:
-    """The token says only what the kubelet allocated; that GPUs were injected, the signed grant says."""
-    key = token_key("nvidia.com/gpu")
-    token = {key: write_token("nvidia.com/gpu", ["GPU-1"], bytes(32), shared=False)}
-    daemon.kill()
-    early = site.create("early", given=token)
-    site.node.cri.start(early)
-    with NriGuard(launch, launch.with_policy(policy(site.node)).policy) as guard:
-        guard.wait_ready()
-        site.wait_stopped(early, guard)
-        site.refused("late", refusal=rf"\[not-granted\]: {key} asks for GPUs, but nri-gpu granted it none", given=token)
 
 
 @pytest.mark.parametrize("stopping", [False, True], ids=["reported", "stopped"])

@@ -5,7 +5,6 @@ Past the guard, too, which knows no PodResources: over restarts of the daemon, a
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Final
@@ -25,7 +24,6 @@ pytestmark = [pytest.mark.containerd, pytest.mark.short]
 THEIRS: Final = "nvidia.com/gpu"
 VARIABLE: Final = "NVIDIA_VISIBLE_DEVICES"
 FOR_NOW: Final = r"\[node-not-ready\]"
-LATE_S: Final = 1.0
 
 
 @pytest.fixture
@@ -89,43 +87,3 @@ def test_it_starts_beside_the_container_that_has_them(
     guarded.start()
     guarded.wait_staged()
     check_has_none(node, node.cri.run_persistently(pod, ContainerSpec("proxy", attempt=2), FOR_NOW))
-
-
-def test_while_the_kubelet_has_not_answered_it_waits(
-    node: Containerd, told: PodResourcesServer, guarded: NriGpu
-) -> None:
-    told.give("train", {"main": {THEIRS: [UUIDS[1]]}})
-    told.delay_s = LATE_S
-    pod, began = pod_of(node, "train", "1"), time.monotonic()
-    with pytest.raises(CriError, match=rf"{FOR_NOW}.*has not said yet"):
-        node.cri.create(pod, ContainerSpec("proxy"))
-    guarded.wait_held({})
-    check_has_none(node, node.cri.run_persistently(pod, ContainerSpec("proxy", attempt=1), FOR_NOW))
-    assert time.monotonic() - began >= LATE_S / 2
-
-
-def test_in_a_pod_without_any_nothing_starts_without(
-    node: Containerd, told: PodResourcesServer, guarded: NriGpu
-) -> None:
-    told.give("train", {"main": {THEIRS: [UUIDS[1]]}})
-    pod_of(node, "train")
-    told.give("plain", {"main": {}, "proxy": {}})
-    # The next pod of a name: what its predecessor had is not its own.
-    for name in ("plain", "train"):
-        told.give(name, {"main": {}, "proxy": {}})
-        pod = pod_of(node, name)
-        with pytest.raises(CriError, match=r"\[bad-request\].*gpu\.nri\.io/container\.proxy: none\."):
-            node.cri.run_persistently(pod, ContainerSpec("proxy"), FOR_NOW)
-    asked = node.cri.run_persistently(pod_of(node, "local", "1"), ContainerSpec("proxy"), FOR_NOW)
-    assert len(node.cri.status(asked).env[VARIABLE].split(",")) == 1
-    guarded.wait_logged("GPU granted")
-
-
-def test_where_podresources_is_not_asked_the_key_is_named(node: Containerd, launch: Launch) -> None:
-    policy = '[kubelet]\npodresources = ""\ninject_for = ["nvidia.com/*"]\n'
-    with staged(launch.with_policy(policy)):
-        with pytest.raises(CriError, match=r"\[bad-request\].*gpu\.nri\.io/container\.proxy: none\."):
-            node.cri.run(pod_of(node, "train"), ContainerSpec("proxy"))
-        annotations = {"gpu.nri.io": "capabilities=compute", "gpu.nri.io/container.proxy": "none"}
-        out = node.cri.run_pod(PodSpec("out", annotations=annotations))
-        check_has_none(node, node.cri.run(out, ContainerSpec("proxy")))

@@ -5,10 +5,8 @@ The wrapper of these tests is what an operator would write to give options, plus
 exit code, written down because nobody else could see it.
 """
 
-import os
 import re
 import shlex
-import signal
 import socket
 import sys
 from collections.abc import Iterator
@@ -170,25 +168,6 @@ def test_it_ends_with_containerd_and_the_next_one_knows_all_grants(plugin: Plugi
     assert plugin.pid != first
     assert plugin.node.cri.status(survivor).state == "RUNNING"
     assert re.search(r"\[gpu-busy\].*default/survivor", plugin.refused("device=1"))
-
-
-@on_newest
-def test_a_broken_drop_in_refuses_who_asks_even_after_a_reload(plugin: Plugin) -> None:
-    plugin.boot('schema = 1\n[defaults]\nmode = "sharde"\n')
-    plugin.node.cri.run(plugin.node.cri.run_pod())
-    assert re.search(r"\[bad-policy\].*NRI configuration.*:3: defaults.mode: cannot be .sharde.", plugin.refused("1"))
-    os.kill(plugin.pid, signal.SIGHUP)
-    plugin.journal.wait("policy not reloaded")
-    assert "[bad-policy]" in plugin.refused("1")
-
-
-@on_newest
-def test_a_reload_keeps_the_drop_in(plugin: Plugin) -> None:
-    """SIGHUP must not put the defaults, or the file of the service, in its place."""
-    plugin.boot(VOID_POLICY)
-    os.kill(plugin.pid, signal.SIGHUP)
-    plugin.journal.wait("policy reloaded")
-    assert plugin.node.cri.status(plugin.node.cri.run_asking("device=0", "one")).env["NRI_GPU_UUIDS"] == UUIDS[0]
 
 
 @on_newest

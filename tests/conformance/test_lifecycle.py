@@ -17,7 +17,7 @@ from tests.support.containerd import Containerd
 from tests.support.cri import ContainerId, CriError
 from tests.support.daemon import READY_S, UUIDS, NriGpu, staged
 from tests.support.guard import NriGuard
-from tests.support.pods import ContainerSpec, PodSpec
+from tests.support.pods import ContainerSpec
 from tests.support.runc_gate import Gate
 from tests.support.waiting import wait_for
 
@@ -26,13 +26,6 @@ pytestmark = pytest.mark.containerd
 ENDING = 16  # containers that end
 ENDS_EVERY_S = 0.003
 CONNECTS = "inventory changed"  # logged right before the daemon connects
-
-
-def test_one_that_exits_by_itself_frees_its_gpus(node: Containerd, daemon: NriGpu) -> None:
-    node.cri.run_asking("device=0", "short", command=("/bin/true",))
-    daemon.wait_held({})
-    node.cri.run_asking("device=0", "next")
-    daemon.wait_held({"next/main": [UUIDS[0]]})
 
 
 def test_one_that_is_killed_frees_its_gpus(node: Containerd, daemon: NriGpu) -> None:
@@ -108,31 +101,6 @@ def test_the_plugin_killed_between_creates_has_the_same_ledger(node: Containerd,
         node.cri.run_asking("device=2", "d")
     node.cri.start(created)
     node.cri.run_asking("device=0; mode=shared", "e")
-
-
-def test_what_ended_while_the_plugin_was_away_is_free(node: Containerd, daemon: NriGpu) -> None:
-    gone = node.cri.run_asking("device=0", "gone")
-    stays = node.cri.run_asking("device=1", "stays")
-    daemon.kill()
-    node.cri.stop(gone)
-    daemon.start()
-    daemon.wait_ready()
-    daemon.wait_held({"stays/main": [UUIDS[1]]})
-    assert node.cri.status(stays).state == "RUNNING"
-
-
-def test_one_created_while_the_plugin_was_away_does_not_start(node: Containerd, daemon: NriGpu) -> None:
-    """NRI lets it be created without us; it asked for a GPU, so it must not run without one."""
-    daemon.kill()
-    pod = node.cri.asking("1", "p")
-    ungranted = node.cri.create(pod, ContainerSpec())
-    bystander = node.cri.create(node.cri.run_pod(PodSpec(name="q")))
-    daemon.start()
-    daemon.wait_ready()
-    with pytest.raises(CriError, match=r"\[not-granted\].*created while nri-gpu was not connected.*create it again"):
-        node.cri.start(ungranted)
-    node.cri.start(bystander)
-    daemon.wait_logged("created without nri-gpu")
 
 
 def end_each(pids: Iterable[int]) -> None:

@@ -4,7 +4,6 @@ containerd 1.7 and 2.1 accept such a pod while no plugin is connected; then each
 """
 
 from collections.abc import Callable, Mapping
-from pathlib import Path
 from typing import Final
 
 import pytest
@@ -56,17 +55,6 @@ def test_its_pod_is_named_and_once_it_is_gone_both_connect(
         for process in (daemon, guard):
             process.wait_ready(CONNECTS_S)
         assert daemon.status()["runtime"]["fault"] == guard.seen()["fault"] == ""
-
-
-def test_without_cri_it_is_said_how_to_find_it(node: Containerd, launch: Launch, tmp_path: Path) -> None:
-    node.cri.run_pod(PodSpec(name="innocent"))  # containerd forgets a plugin that has ended with the next event
-    odd_pod(node, "odd")
-    asking = launch.with_policy(f'schema = 1\n[guard]\ncri_socket = "{tmp_path}/none.sock"\n')
-    with NriGpu(asking) as daemon, NriGuard(asking, asking.policy) as guard:
-        for process in (daemon, guard):
-            said = process.wait_logged(GIVEN_UP, NAMED_S)
-            assert "it has sent no part of its list" in said
-            assert "`crictl pods` or `crictl ps -a` fails" in said
 
 
 @on_newest

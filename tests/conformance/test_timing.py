@@ -99,18 +99,6 @@ def test_stopped_during_a_create(node: Containerd, serving: NriGpu, aside: Threa
     serving.wait_held({"next/main": [UUID]})
 
 
-def test_a_grant_that_nobody_heard_of_holds_nothing(
-    node: Containerd, serving: NriGpu, aside: ThreadPoolExecutor
-) -> None:
-    """Stopped during a create whose container is gone by the time it wakes up, so that no list tells of it."""
-    if ungranted := left_alone(node, held_up(node, serving, aside)):
-        node.cri.remove(ungranted)
-    os.kill(serving.pid, signal.SIGCONT)
-    serving.wait_session(2)
-    node.cri.run(asking(node, "next"))
-    serving.wait_held({"next/main": [UUID]})
-
-
 @pytest.fixture
 def behind(node: Containerd, tmp_path: Path) -> Iterator[NriGpu]:
     """A plugin that the runtime asks after ours: while it is stopped, a create hangs whose answer from us was read."""

@@ -1,8 +1,7 @@
-"""A policy that vanishes under the real daemon and the real guard, started as their units start them: no --policy."""
+"""A policy that contradicts an option, or that the runtime sends no more, under the real daemon; without --policy."""
 
 from __future__ import annotations
 
-import shutil
 import subprocess
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -18,16 +17,13 @@ from nri_gpu.ttrpc import Status
 from tests.support import nri_messages as nri
 from tests.support.daemon import ENVIRONMENT, Launch, NriGpu
 from tests.support.driver_root import make_driver_root
-from tests.support.guard import NriGuard
 from tests.support.scripted_runtime import Listener, ScriptedRuntime
 from tests.support.waiting import aside
 
 PATIENCE_S: Final = 20.0
 PROD: Final = '[namespaces]\nallow = ["prod"]\n'  # the pods of these tests are in ml
-IGNORE: Final = f'{PROD}otherwise = "ignore"\n'
 DENIED: Final = 'namespace "ml" may not ask for GPUs'
 KEPT, RELOADED = "policy not reloaded, the old one stays", "policy reloaded"
-GONE: Final = "is missing, and a policy was in force: put it back, or run `nri-gpu check --forget` and reload nri-gpu"
 
 
 class Node:
@@ -65,10 +61,6 @@ class Node:
         """`systemctl reload nri-gpu`."""
         await aside(self.daemon.reload, said)
 
-    def reboot(self) -> None:
-        """/run is empty then."""
-        shutil.rmtree(self.launch.state)
-
     def verb(self, *words: str) -> subprocess.CompletedProcess[str]:
         command = [*self.daemon.words(), *words, "--state-dir", str(self.launch.state)]
         return subprocess.run(command, env=ENVIRONMENT | self.unit, capture_output=True, text=True, check=False)
@@ -100,42 +92,14 @@ async def test_an_option_that_the_file_contradicts_is_a_bad_policy_and_no_wrong_
         status, check = await aside(node.verb, "status"), await aside(node.verb, "check")
         assert (status.returncode, fault in status.stdout) == (Exit.FINDING, True)
         assert (check.returncode, fault in check.stdout) == (Exit.CONFIGURATION, True)
-        node.policy.write_text("[metrics]\npublic = true\n")
-        await node.reload(RELOADED)
-        assert await told(runtime) == ""
-        node.policy.write_text(f"{PROD}[metrics]\npublic = false\n")
-        await node.reload(KEPT)
-        assert await told(runtime) == ""
-
-
-async def test_a_file_that_vanishes_lets_nobody_ask(node: Node) -> None:
-    """Reload, SIGKILL, restart and reboot; then the operator's one command."""
-    node.policy.write_text(PROD)
-    async with node.serving() as runtime:
-        assert DENIED in await told(runtime)
-        node.policy.rename(node.policy.with_suffix(".away"))
-        await node.reload(KEPT)
-        assert DENIED in await told(runtime)
-        status, check = await aside(node.verb, "status"), await aside(node.verb, "check")
-        assert (status.returncode, GONE in status.stdout) == (Exit.FINDING, True)
-        assert (check.returncode, f"{node.policy}: {GONE}" in check.stdout) == (Exit.CONFIGURATION, True)
-        assert (await aside(node.verb, "status", "--probe")).returncode == Exit.OK
-    async with node.serving() as runtime:
-        assert DENIED in await told(runtime)
-        assert GONE in (await aside(node.verb, "status")).stdout
-    node.reboot()
-    async with node.serving() as runtime:
-        refusal = await told(runtime)
-        assert ("[bad-policy]" in refusal, f"{node.policy}: {GONE}" in refusal) == (True, True), refusal
-        forgotten = await aside(node.verb, "check", "--forget")
-        assert (forgotten.returncode, "the built-in defaults: ok" in forgotten.stdout) == (Exit.OK, True)
-        await node.reload(RELOADED)
-        assert await told(runtime) == ""
-        assert (await aside(node.verb, "status")).returncode == Exit.OK
         node.policy.write_text("[inventory]\nrefresh_s = 7\n[metrics]\npublic = true\n")
         await node.reload(RELOADED)
         needs_restart = 'reloaded policy changes settings that need a restart settings="inventory.refresh_s, [metrics]"'
         await aside(node.daemon.wait_logged, needs_restart)
+        assert await told(runtime) == ""
+        node.policy.write_text(f"{PROD}[metrics]\npublic = false\n")
+        await node.reload(KEPT)
+        assert await told(runtime) == ""
 
 
 async def test_a_policy_that_the_runtime_sends_no_more(node: Node) -> None:
@@ -155,21 +119,3 @@ async def test_a_policy_that_the_runtime_sends_no_more(node: Node) -> None:
         assert DENIED in await told(runtime)
         node.daemon.kill()
         node.daemon.__exit__()
-
-
-async def test_the_guard_excuses_whom_the_last_policy_ignores(node: Node) -> None:
-    """And nobody else, when it starts after the file vanished, beside a daemon that is away."""
-    node.policy.write_text(IGNORE)
-    async with node.serving() as runtime:
-        assert await told(runtime) == "ignored"
-        node.policy.unlink()
-        await node.reload(KEPT)
-    async with Listener(node.launch.socket) as listener:
-        with NriGuard(node.launch) as guard:
-            runtime = await listener.accept(PATIENCE_S)
-            await runtime.handshake()
-            of = nri.asking("1")
-            assert (await runtime.event(Event.START_CONTAINER, of, nri.container(of))).ok
-            of = nri.pod("other", namespace="prod", annotations={"gpu.nri.io": "1"})
-            assert not (await runtime.event(Event.START_CONTAINER, of, nri.container(of))).ok
-            assert GONE in guard.log()

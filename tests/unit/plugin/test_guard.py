@@ -17,7 +17,7 @@ from nri_gpu.plugin.guard import Guard
 from nri_gpu.plugin.request_sizes import Sizes
 from nri_gpu.plugin.supervisor import Identity, SessionFollowers, Supervisor
 from nri_gpu.policy.forms import Globs
-from nri_gpu.policy.model import EnvironmentSettings, NamespaceRules, Otherwise, Policy
+from nri_gpu.policy.model import NamespaceRules, Otherwise, Policy
 from nri_gpu.policy.plugin_settings import PluginSettings
 from nri_gpu.ttrpc import OK, Status
 from tests.support import nri_messages as nri
@@ -225,20 +225,6 @@ def test_garbage_is_refused_where_it_may_ask() -> None:
     with pytest.raises(DecodeError):
         make_guard().lifecycle(b"\xff gpu.nri.io")
     assert make_guard().lifecycle(b"\xff") == b""
-
-
-@pytest.mark.parametrize(
-    ("allowed", "value", "starts"),
-    [((), "0", True), (("ml",), "0", False), (("ml",), "void", True), (("web",), "0", True)],
-    ids=["nobody may", "it may", "it may and does not", "others may"],
-)
-def test_requests_by_environment_need_a_grant_too(allowed: tuple[str, ...], value: str, starts: bool) -> None:
-    guard = make_guard(Known(policy=Policy(environment=EnvironmentSettings(may_ask=Globs(allowed)))))
-    of = nri.pod()
-    made = nri.container(of, env=[f"NVIDIA_VISIBLE_DEVICES={value}"])
-    assert (start(guard, of, made) == b"") is starts
-    guard.synchronized(listed([of], [nri.running(made)]))
-    assert bool(guard.found.running) is not starts
 
 
 def test_a_container_of_a_claim_needs_a_grant_whatever_is_in_its_variable() -> None:
