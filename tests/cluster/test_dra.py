@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from tests.support.cluster import DAEMON, DRA, GUARD, Cluster, Object, Uses, pod, wait_for
+from tests.support.cluster import DAEMON, DRA, Cluster, Object, Uses, pod, wait_for
 from tests.support.cluster_claims import (
     POOLS,
     DraCluster,
@@ -32,7 +32,6 @@ UVM = 1510  # its major in these files
 PODS = 100
 NUMA = "resource.kubernetes.io/numaNode"
 WAITS = "cannot allocate all claims"
-REQUIRED = "nri-gpu-is-not-running-on-this-node"
 UNHEALTHY = "gpu.nri.io/unhealthy"
 
 
@@ -326,39 +325,6 @@ def test_a_hundred_pods_through_eight_gpus(cluster: Cluster, dra: DraCluster) ->
     dra.wait_nothing_left()
     assert not cluster.get("resourceclaims")
     assert "claim released while" not in cluster.log(DAEMON)
-
-
-def test_nothing_starts_while_daemon_and_guard_are_away(cluster: Cluster, dra: DraCluster) -> None:
-    dra.run()
-    cluster.run_guard()
-    gate = cluster.folder / "gate"
-    gate.mkdir()
-    made = list(claiming("early"))
-    spec = made[1]["spec"]
-    spec["volumes"] = [{"name": "gate", "hostPath": {"path": str(gate)}}]
-    waits = {"name": "waits", "command": ["sh", "-c", "until [ -e /gate/open ]; do sleep 0.1; done"]}
-    mounts = [{"name": "gate", "mountPath": "/gate"}]
-    spec["initContainers"] = [{**waits, "image": spec["containers"][0]["image"], "volumeMounts": mounts}]
-    cluster.apply(*made, *claiming("running"))
-    cluster.wait_phase("running")
-    cluster.wait_said("early", "Container started")
-    before = cluster.minors("running")
-    wait_for("both to be prepared", lambda: len(dra.held()) == 2)
-
-    cluster.kill(DAEMON, GUARD)
-    (gate / "open").touch()
-    cluster.wait_said("early", REQUIRED)
-    os.kill(cluster.pids("running")[0], 9)
-    cluster.wait_said("running", REQUIRED)
-    cluster.apply(*claiming("late"))
-    cluster.wait_said("late", "FailedPrepareDynamicResources")
-
-    cluster.start(DAEMON)
-    cluster.wait_running("early", "running")
-    assert cluster.minors("running") == before
-    assert cluster.minors("early").isdisjoint(before)
-    # The kubelet takes over a minute to try again to prepare a claim.
-    assert "nri-gpu" in cluster.said_of("late")
 
 
 def test_other_ways_to_ask(cluster: Cluster, dra: DraCluster) -> None:

@@ -6,8 +6,7 @@ from typing import Any
 
 import pytest
 
-from tests.support.cluster import CLUSTER_WIDE, NAMESPACE, Cluster, pod, wait_for
-from tests.support.cluster_claims import ACCOUNT
+from tests.support.cluster import CLUSTER_WIDE, NAMESPACE, Cluster, pod
 from tests.support.errors import HarnessError
 from tests.support.helm import CHART, PROGRAMS, Helm
 
@@ -96,22 +95,3 @@ def test_the_device_classes_stay_for_others_and_are_taken_up_again(
         helm("uninstall", *RELEASE)
         left = [each for each in everything(cluster) if "nri-gpu" in str(each["metadata"].get("labels"))]
         assert [each["metadata"]["name"] for each in left] == ["gpu.nri.io", "mig.gpu.nri.io"]
-
-
-def test_two_releases_of_one_name_with_a_drivers_name_of_their_own(
-    cluster: Cluster, helm: Helm, values: Values
-) -> None:
-    claims = ("--set", "kubelet.enabled=false,dra.enabled=true,dra.driver=gpu.example.com", "--create-namespace")
-    helm("install", *RELEASE, *values, *claims)
-    cluster.kubectl("patch", "daemonset", ACCOUNT, "-n", NAMESPACE, "-p", json.dumps(cluster.reach))
-    second = ("--set", "dra.deviceClasses=false,nodeSelector.allocates=another")
-    helm("install", "nri-gpu", "--namespace", "second", *values, *claims, *second)
-    wait_for(
-        "slices", lambda: {each["spec"]["driver"] for each in cluster.get("resourceslices")} == {"gpu.example.com"}
-    )
-    helm("uninstall", "nri-gpu", "--namespace", "second")
-    cluster.kubectl("delete", "namespace", "second")
-    assert {each["metadata"]["name"] for each in cluster.get("deviceclasses")} == {
-        "gpu.example.com",
-        "mig.gpu.example.com",
-    }

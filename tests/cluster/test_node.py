@@ -32,31 +32,6 @@ def test_pods_get_the_gpus_that_the_kubelet_chose_and_no_others(cluster: Cluster
     cluster.wait_said("fifth", f"Insufficient {GPU}")
 
 
-def test_what_others_inject_into_a_pod_with_our_annotation_starts_without_gpus(cluster: Cluster) -> None:
-    cluster.run_daemon()
-    cluster.run_guard()
-    cluster.wait_allocatable(4)
-    made = pod("train", 1, annotations={"gpu.nri.io": "capabilities=compute,utility"})
-    main = made["spec"]["containers"][0]
-    made["spec"]["containers"].append({**main, "name": "proxy", "resources": {}})
-    made["spec"]["initContainers"] = [{**main, "name": "init", "command": ["true"], "resources": {}}]
-    cluster.apply(made)
-    cluster.wait_running("train")
-    assert len(cluster.minors("train")) == 1
-    assert cluster.minors("train", container="proxy") == frozenset()
-    cluster.kubectl("debug", "train", f"--image={main['image']}", "-c", "debugger", "--", *main["command"])
-
-    def debugging() -> bool:
-        found = cluster.get("pod", "train")["status"].get("ephemeralContainerStatuses", ())
-        return any("running" in each["state"] for each in found)
-
-    wait_for("the debugger", debugging, explain=lambda: str(cluster.get("pod", "train")["status"]))
-    assert cluster.minors("train", container="debugger") == frozenset()
-    alone = pod("alone", annotations={"gpu.nri.io": "capabilities=compute,utility"})
-    cluster.apply(alone)
-    cluster.wait_said("alone", "gpu.nri.io/container.main: none")
-
-
 def test_mig_devices_are_a_resource_for_each_profile(cluster: Cluster) -> None:
     cluster.run_daemon(TOPOLOGIES / "mig-a100.toml", '[kubelet]\nmig_strategy = "mixed"\n')
     cluster.wait_allocatable(3, MIG)

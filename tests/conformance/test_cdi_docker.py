@@ -12,11 +12,9 @@ from typing import Final
 import pytest
 from msgspec import Struct
 
-from nri_gpu.cli.main import main
-from nri_gpu.domain.errors import Exit
 from tests.support import cdi
 from tests.support.cri import ContainerId
-from tests.support.daemon import FOUR_GPUS, UUIDS
+from tests.support.daemon import UUIDS
 from tests.support.docker import Docker, DockerError
 from tests.support.driver_root import make_driver_root
 from tests.support.glibc import glibc_files
@@ -160,43 +158,3 @@ def test_the_gpus_option(node: Node, value: str, minors: set[int]) -> None:
         return
     found = nvidia_nodes(node.docker, node.run(options=("--gpus", value)))
     assert {*found.values()} == SHARED | {(195, minor) for minor in minors}
-
-
-THEIRS: Final = """---
-cdiVersion: 0.5.0
-kind: nvidia.com/gpu
-devices:
-- name: "0"
-  containerEdits:
-    env: [OF=theirs]
-"""
-
-
-def is_theirs(node: Node) -> bool:
-    """Whether a container with GPU 0 gets it by the other specification."""
-    return "OF=theirs" in node.docker.oci(node.run("0"))["process"]["env"]
-
-
-def test_beside_a_file_with_the_same_name(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
-    """In its folder theirs alone is left and works; of two folders the later one counts."""
-    early, late = node.docker.early_cdi, node.docker.cdi
-    kept = (late / "nri-gpu.json").read_text()
-    monkeypatch.setattr("nri_gpu.cli.cdi_command.STANDARD", (early, late))
-    words = ["--gpus", FOUR_GPUS, "--driver-root", node.driver, "--stage-dir", node.base / "stage", "--output"]
-    command = ["cdi", "generate", *map(str, words)]
-    try:
-        (late / "nvidia.yaml").write_text(THEIRS)
-        with pytest.raises(DockerError, match=r"unresolvable CDI devices nvidia\.com/gpu=0"):
-            node.run("0")
-        assert main([*command, str(late / "nri-gpu.json")]) == Exit.FINDING
-        assert is_theirs(node)
-        assert main([*command, str(early / "nri-gpu.json")]) == Exit.OK
-        assert is_theirs(node)
-        (late / "nvidia.yaml").rename(early / "nvidia.yaml")
-        (early / "nri-gpu.json").unlink()
-        assert main([*command, str(late / "nri-gpu.json")]) == Exit.OK
-        assert not is_theirs(node)
-    finally:
-        for file in (late / "nvidia.yaml", early / "nvidia.yaml", early / "nri-gpu.json"):
-            file.unlink(missing_ok=True)
-        (late / "nri-gpu.json").write_text(kept)

@@ -5,7 +5,6 @@ so is the kubelet, but for its sockets.
 """
 
 import os
-import shutil
 import sys
 import threading
 from collections.abc import Iterator, Mapping
@@ -219,28 +218,6 @@ async def test_the_kubelets_half_through_a_rolling_update(folder: Path, node: Co
         other = await kubelet.admit("next", "main", {GPU: 3})
         await aside(cluster.run, await aside(cri.run_pod, PodSpec(name="next")), other)
         assert len(kubelet.in_use(GPU)) == 4
-
-
-@in_a_loop
-async def test_a_folder_made_anew_is_reached_by_the_containers_next_start(
-    folder: Path, node: Containerd, tmp_path: Path
-) -> None:
-    """A mount of the old folder would stay as long as the container; a DaemonSet's containers are always restarted."""
-    cluster = install(node, tmp_path, {"root": str(folder)})
-    cri = cluster.node.cri
-    (folder / "pod-resources").mkdir()
-    async with Kubelet(folder) as kubelet:
-        daemon = await aside(cluster.start, "daemon")
-        await kubelet.wait_healthy(GPU, 4)
-        await kubelet.stop()
-        while kubelet.dir.exists():  # the daemon takes its socket away meanwhile
-            shutil.rmtree(kubelet.dir, ignore_errors=True)
-        await kubelet.start()
-        await aside(wait_for, "its end", lambda: cri.status(daemon).state == "EXITED", READY_S)
-        assert cri.status(daemon).exit_code != 0
-        assert "restartPolicy" not in cluster.pod_spec("daemon")  # Always, as for every DaemonSet
-        await aside(cluster.start, "daemon")
-        await kubelet.wait_healthy(GPU, 4)
 
 
 def test_an_update_of_the_guard_lets_nothing_through(cluster: Cluster) -> None:

@@ -112,28 +112,6 @@ def test_it_runs_and_is_told_until_it_is_gone(
 
 
 @pytest.mark.short
-@pytest.mark.parametrize("by", ["CDI", "device specs"])
-def test_refuse_keeps_it_out_while_the_holder_is_there(
-    node: Containerd, tmp_path: Path, nodes: Mapping[int, str], by: str
-) -> None:
-    policy = '[foreign]\nconflict = "refuse"\nmonitors = ["default/exporter-*"]\n'
-    with staged(launch_on(node, tmp_path).with_policy(policy)) as daemon:
-        holder = node.cri.run_asking("device=1", "train")
-        node.cri.run_asking("device=2; mode=shared", "shared")
-        with pytest.raises(
-            CriError, match=r"\[gpu-busy\].*GPU 1 .*held exclusively by default/train.*foreign\.monitors"
-        ):
-            theirs(node, nodes, by, *EVERY)
-        theirs(node, nodes, by, *EVERY, name="exporter-x2k9v")
-        theirs(node, nodes, by, 2, 3, name="beside")
-        node.cri.stop(holder)
-        container = theirs(node, nodes, by, 1, name="after")
-        assert (195, 1) in nvidia_nodes(node.cri, container).values()
-        assert "[gpu-busy]" in node.cri.refused("device=1", "asks").details
-        assert PHRASE not in daemon.log()
-
-
-@pytest.mark.short
 @pytest.mark.usefixtures("later_injector")
 @pytest.mark.parametrize("conflict", ["report", "refuse"])
 def test_what_an_nri_plugin_adds_after_us_is_known_at_the_start(

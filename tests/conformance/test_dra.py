@@ -143,29 +143,6 @@ async def test_the_whole_way(node: Containerd, tmp_path: Path, folder: Path) -> 
         assert not [*site.kubelet.registry.iterdir(), *site.kubelet.plugins.glob("*/*.sock")]
 
 
-@on_newest
-@in_a_loop
-async def test_an_annotation_of_the_pod_is_for_those_that_name_the_claim(
-    node: Containerd, tmp_path: Path, folder: Path
-) -> None:
-    """Here an init container that ended; those beside it, whom others inject, start without."""
-    uid = str(uuid4())
-    async with site_on(node, tmp_path, folder) as site:
-        cdi = await site.prepare(site.claim("train", "gpu-1", pod=uid))
-        spec = PodSpec(name="web", namespace="ml", uid=uid, annotations={"gpu.nri.io": "capabilities=utility"})
-        pod = await aside(node.cri.run_pod, spec)
-        site.check(await site.run(pod, "first"))
-        init = await site.run(pod, "init", cdi)
-        site.check(init, 1)
-        await aside(node.cri.stop, init)
-        await aside(site.daemon.restart)
-        site.check(await site.run(pod, "proxy"))
-        other = await aside(node.cri.run_pod, PodSpec(name="web", namespace="ml", annotations=spec.annotations))
-        with pytest.raises(CriError, match=r"\[bad-request\].*gpu\.nri\.io/container\.proxy: none"):
-            # Its claim is no pod's own: while `nri-gpu dra` reads whether this pod has it, the container waits.
-            await aside(node.cri.run_persistently, other, ContainerSpec(name="proxy"), r"\[node-not-ready\]")
-
-
 @in_a_loop
 @pytest.mark.short
 async def test_a_container_with_a_claim_starts_only_with_us(node: Containerd, tmp_path: Path, folder: Path) -> None:

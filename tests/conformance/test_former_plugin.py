@@ -109,22 +109,6 @@ def test_it_starts_with_the_gpus_that_the_kubelet_lists(
     check_has(node, run(node, told, WHOLE[strategy]), WHOLE[strategy])
 
 
-def test_before_and_after_the_change_over(
-    node: Containerd, told: PodResourcesServer, launch: Launch, taking_over: Launch
-) -> None:
-    """A running container goes on through it."""
-    recorded = WHOLE["envvar by uuid"]
-    told.give("train", {"main": {recorded.resource: recorded.ids}})
-    pod = node.cri.run_pod(PodSpec(name="train"))
-    with staged(launch), NriGuard(launch):
-        before = node.cri.run(pod, recorded.spec())
-        assert "gpu.nri.io/grant" not in node.cri.status(before).oci["annotations"]
-    with staged(taking_over), NriGuard(taking_over):
-        assert node.cri.status(before).state == "RUNNING"
-        node.cri.stop(before)
-        check_has(node, node.cri.run_persistently(pod, recorded.spec(attempt=1), FOR_NOW), recorded)
-
-
 @pytest.mark.short
 def test_over_restarts_of_container_and_daemon(node: Containerd, told: PodResourcesServer, serving: NriGpu) -> None:
     recorded = WHOLE["envvar by index"]

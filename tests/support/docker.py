@@ -75,7 +75,7 @@ class Programs(Struct, frozen=True):
 
 
 class Docker:
-    """One engine. early_cdi, cdi: the folders of its CDI specifications, in order; bin: first on its search path."""
+    """One engine. cdi: the folder of its CDI specifications; bin: first on its search path."""
 
     def __init__(self) -> None:
         if os.geteuid():
@@ -85,7 +85,7 @@ class Docker:
         self.layout = Layout(Path(tempfile.mkdtemp(prefix=cleanup.PREFIX, dir=cleanup.PARENT)))
         self._daemon: Daemon | None = None
         try:
-            for folder in (self.early_cdi, self.cdi, self.bin):
+            for folder in (self.cdi, self.bin):
                 folder.mkdir()
             self.layout.config.write_text(json.dumps(self._settings(), indent=1))
             self._supervisor = Supervisor(self.layout, Cgroup(host_cgroup()))
@@ -100,10 +100,6 @@ class Docker:
     @property
     def cdi(self) -> Path:
         return self.layout.cdi
-
-    @property
-    def early_cdi(self) -> Path:
-        return self.base / "early-cdi"
 
     @property
     def bin(self) -> Path:
@@ -194,7 +190,7 @@ class Docker:
             "pidfile": f"{base}/docker.pid",
             "cgroup-parent": f"/{base.name}",
             "exec-opts": ["native.cgroupdriver=cgroupfs"],
-            "cdi-spec-dirs": [str(self.early_cdi), str(self.cdi)],
+            "cdi-spec-dirs": [str(self.cdi)],
             # Nothing of the machine's network is touched.
             "bridge": "none",
             "iptables": False,

@@ -285,7 +285,7 @@ def command(pid: int) -> bytes:
         return b""
 
 
-async def listens(chain: Chain, gpus: int = 2, times: int = 1) -> None:
-    """Somebody began to listen to so many GPUs, so often."""
-    said = f"listening for GPU errors gpus={gpus}"
+async def listens(chain: Chain, times: int = 1) -> None:
+    """Somebody began to listen to both GPUs, so often."""
+    said = "listening for GPU errors gpus=2"
     await until("somebody to listen", lambda: chain.daemon.log().count(said) >= times, PATIENCE_S)

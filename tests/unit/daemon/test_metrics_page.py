@@ -195,8 +195,8 @@ def test_ten_thousand_holders_are_the_most_and_only_those_of_now() -> None:
 
 def test_a_page_is_short_and_a_scrape_takes_less_than_100_ms() -> None:
     now = view(ledger=ledger(entry(at, UUIDS[at % 4 :][:1]) for at in range(HOLDERS)))
-    assert min(longest_page_s(now) for _ in range(10)) < 0.005
-    assert min(sum(page_times(now)) for _ in range(5)) < 0.1
+    assert any(longest_page_s(now) < 0.005 for _ in range(10))
+    assert any(sum(page_times(now)) < 0.1 for _ in range(5))
 
 
 def longest_page_s(now: View) -> float:

@@ -164,11 +164,6 @@ def leaves(table: Mapping[str, Any], schema: Mapping[str, Any], before: str = ""
         yield from leaves(value, described, f"{before}{key}.") if "properties" in described else (before + key,)
 
 
-def test_the_default_namespace_is_refused_with_a_sentence() -> None:
-    with pytest.raises(RefusedError, match=r"namespace of its own .*--create-namespace"):
-        render(Release(namespace="default"))
-
-
 # --- the policy ------------------------------------------------------------------------------------------------------
 
 
