@@ -262,10 +262,11 @@ def _rebuilt(ledger: Ledger, event: Synchronized) -> Ledger:
     unlisted = processes.keys() | (unsought.keys() - created)
     old = _over(before, unlisted - event.ids, event.at)
     lost = (old.lost.keys() & (processes.keys() | unsought.keys())) - event.ids
+    there = event.ids | lost
     entries = [
         *(each for id_, each in old.entries.items() if id_ in lost),
         *event.entries,
-        *(each for each in event.remembered if each.grant.container_id not in event.ids | lost),
+        *(each for each in event.remembered if each.grant.container_id not in there),
     ]
     lives = [*(each for id_, each in old.live.items() if id_ in lost), *event.lives]
     anew = replace(
@@ -277,7 +278,7 @@ def _rebuilt(ledger: Ledger, event: Synchronized) -> Ledger:
     )
     held = anew.entries.keys() | anew.live.keys()
     anew = replace(anew, unsought={id_: at for id_, at in anew.unsought.items() if id_ in held})
-    there = (event.ids | lost) & held
+    there &= held
     return anew.with_processes({id_: each for id_, each in old.processes.items() if id_ in there})
 
 
