@@ -18,6 +18,7 @@ from nri_gpu.domain.container import Cgroup, ContainerId, FirstProcess
 from nri_gpu.domain.errors import UnseenError
 from nri_gpu.system.proc import PROC, living_thread
 from nri_gpu.system.process import Process, lives, process_of
+from nri_gpu.system.storage import read_bytes
 
 T = TypeVar("T")
 
@@ -66,7 +67,7 @@ def hierarchies(mounts: Iterable[Mounted]) -> Mapping[str, Path]:
 
 def cgroups_of(pid: int, proc: Path = PROC) -> Mapping[str, str]:
     """Return the paths of the cgroups that a process is in, by controller. Raises: UnseenError."""
-    return dict(chain.from_iterable(parsed(living_thread(pid, proc) / "cgroup", _paths)))
+    return _cgroups_of_thread(living_thread(pid, proc))
 
 
 class ContainerCgroups:
@@ -90,12 +91,8 @@ class ContainerCgroups:
         process = process_of(pid, self._proc) if self._knows(pid) else None
         if process is None:
             return None
-        try:
-            paths = cgroups_of(pid, self._proc)
-        except UnseenError:  # the thread that was asked ended meanwhile; others of the process may live
-            paths = {}
-        own = (_own_cgroup(each, paths.get(each, ""), container_id) for each in self._visible())
-        cgroup = next(filter(None, own), None)
+        cgroup = self._own_cgroup(self._proc / str(pid), container_id)
+        cgroup = cgroup or self._own_cgroup(living_thread(pid, self._proc), container_id)
         return FirstProcess(pid, process.started, cgroup) if cgroup or self.same_pids else None
 
     @property
@@ -149,6 +146,14 @@ class ContainerCgroups:
     def _proc(self) -> Path:
         return PROC if self.same_pids or self._other_proc is None else self._other_proc
 
+    def _own_cgroup(self, thread: Path, container_id: ContainerId) -> Cgroup | None:
+        try:
+            paths = _cgroups_of_thread(thread)
+        except UnseenError:  # it ended meanwhile; others of the process may live
+            return None
+        own = (_own_cgroup(each, paths.get(each, ""), container_id) for each in self._visible())
+        return next(filter(None, own), None)
+
     def _knows(self, pid: int) -> bool:
         return bool(pid) and (self.same_pids or self._other_proc is not None)
 
@@ -196,11 +201,15 @@ class ContainerCgroups:
 def parsed(path: Path, parse: Callable[[str], T]) -> list[T]:
     """Parse a kernel file's lines. A name in them may hold any character but a line break. Raises: UnseenError."""
     try:
-        return [parse(line) for line in path.read_text(errors="surrogateescape").split("\n") if line]
+        return [parse(line) for line in os.fsdecode(read_bytes(path, -1)).split("\n") if line]
     except ValueError as error:
         raise UnseenError(f"{path} has a line that nri-gpu does not understand: {error}") from error
     except OSError as error:
         raise UnseenError(f"{path} cannot be read: {error.strerror}", error) from error
+
+
+def _cgroups_of_thread(thread: Path) -> Mapping[str, str]:
+    return dict(chain.from_iterable(parsed(thread / "cgroup", _paths)))
 
 
 def _paths(line: str) -> list[tuple[str, str]]:

@@ -52,7 +52,7 @@ def living_thread(pid: int | str, proc: Path = PROC) -> Path:
 
 
 def _lives(thread: Path) -> bool:
-    text = text_of(thread / "stat")
+    text = text_of(f"{thread}/stat")
     return parse_stat(text).state not in _ENDED if text else False
 
 

@@ -46,7 +46,7 @@ def lives(process: Process, proc: Path = PROC) -> bool:
 def _find(pid: int, proc: Path) -> Process | None:
     """Return the process with that PID, or None if it has ended. Raises: OSError: /proc cannot be read."""
     try:
-        text = read_bytes(proc / str(pid) / "stat", -1).decode("ascii", errors="replace")
+        text = read_bytes(f"{proc}/{pid}/stat", -1).decode("ascii", errors="replace")
     except (FileNotFoundError, ProcessLookupError):
         return None
     stat = parse_stat(text) if text else None

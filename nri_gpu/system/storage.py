@@ -28,13 +28,13 @@ class KeyLengthError(OSError):
     """A file that is not as long as a key. `strerror` says so, as a clause."""
 
 
-def text_of(path: Path, most: int = -1, encoding: str = "ascii") -> str | None:
+def text_of(path: str | Path, most: int = -1, encoding: str = "ascii") -> str | None:
     """Return the text of a file as `bytes_of` does, odd bytes replaced: not for one whose reader refuses such bytes."""
     content = bytes_of(path, most)
     return None if content is None else content.decode(encoding, errors="replace")
 
 
-def bytes_of(path: Path, most: int = -1) -> bytes | None:
+def bytes_of(path: str | Path, most: int = -1) -> bytes | None:
     """Return the bytes of a file, or None if it cannot be read. most: of them; -1: all."""
     try:
         return read_bytes(path, most)
@@ -42,7 +42,7 @@ def bytes_of(path: Path, most: int = -1) -> bytes | None:
         return None
 
 
-def read_bytes(path: Path, most: int) -> bytes:
+def read_bytes(path: str | Path, most: int) -> bytes:
     """Return the first bytes of a file. A pipe in its place is empty, and hangs nobody. most: -1: all. Raises: OSError.
 
     A pipe that others hold open has no content yet; a socket cannot be opened.

@@ -219,13 +219,14 @@ def test_a_process_that_cannot_be_seen_is_not_taken_for_gone(process: FirstProce
     [
         (f"0::/kubepods/besteffort/pod1/{ID}", f"/kubepods/besteffort/pod1/{ID}"),
         (f"0::/kubepods.slice/crio-{ID}.scope/container", f"/kubepods.slice/crio-{ID}.scope"),
+        (f"0::/of\rothers/{ID}", f"/of\rothers/{ID}"),
         (f"0::/../../kubepods/{ID}", None),  # above what is mounted here
         (f"0::/kubepods/{ID}0", None),
         (f"0::/kubepods/x{ID}", None),
         (f"0::/kubepods.slice/crio-conmon-{ID}.scope", None),  # of its monitor
         (f"5:devices:/{ID}", None),  # whose list of PIDs would be empty for us
     ],
-    ids=["cgroupfs", "systemd", "above", "longer", "no hyphen", "a monitor", "v1"],
+    ids=["cgroupfs", "systemd", "a carriage return", "above", "longer", "no hyphen", "a monitor", "v1"],
 )
 def test_what_a_pod_sees_by_the_hosts_proc(tmp_path: Path, line: str, path: str | None) -> None:
     """Without the host's PIDs: by a second /proc, and only where the cgroup is the container's."""
