@@ -284,10 +284,12 @@ class ListSize:
         """Return the namespaces of the pods."""
         return frozenset(pod.namespace for pod in self._pods.values())
 
-    def largest(self) -> list[ListedObject]:
-        """Return the objects that take most of the list, the largest first."""
-        found = [ListedObject(self._name(pod.id), pod.size_bytes, pod.id) for pod in self._pods.values()]
-        for each in self._containers.values():
+    def over(self, limit_bytes: int) -> list[ListedObject]:
+        """Return the objects that are larger than this, the largest first."""
+        pods = (each for each in self._pods.values() if each.size_bytes > limit_bytes)
+        containers = (each for each in self._containers.values() if each.size_bytes > limit_bytes)
+        found = [ListedObject(self._name(each.id), each.size_bytes, each.id) for each in pods]
+        for each in containers:
             found.append(ListedObject(f"{self._name(each.pod_id)}/{each.name}", each.size_bytes, each.pod_id))
         return sorted(found, key=lambda each: each.size_bytes, reverse=True)
 

@@ -49,9 +49,10 @@ class GonePods:
         """Take the runtime's whole list. It is changed as pods go."""
         self._listing = listing
         self._containers = {pod_id: set() for pod_id in listing.pods}
-        for container_id, each in listing.containers().items():
+        containers = listing.containers()
+        for container_id, each in containers.items():
             self._containers.setdefault(each.pod_id, set()).add(container_id)
-        self._listed = frozenset(listing.containers())
+        self._listed = frozenset(containers)
         self._emptied = set()
         self.fault = self._cri.hindrance() if self._cri else "it is not asked"
 

@@ -131,9 +131,7 @@ class Sizes:
             return
         self._gone.listed(listing)
         limit = self._settings().request_bytes
-        for holder in listing.largest() if limit else ():
-            if holder.size_bytes <= limit:
-                break
+        for holder in listing.over(limit) if limit else ():
             fault = f"{holder.name} has {holder.size_bytes} bytes, over plugin.request_bytes = {limit}: {REMEDY}"
             logger.bind(fault=fault).warning("container is too large to be created again")
         self._check()
