@@ -68,9 +68,11 @@ def asks_in_pod(container: Container, policy: Policy) -> str:
 
 
 def is_ignored(container: Container, policy: Policy) -> bool:
-    """Return whether policy ignores what this container asks for. Most policies ignore nothing: no rule is matched."""
+    """Return whether policy ignores what this container asks for: only rules that ignore are matched first."""
     ignores = policy.namespaces.otherwise is Otherwise.IGNORE
-    ignores = ignores or any(rule.otherwise is Otherwise.IGNORE for rule in policy.rule.rules)
+    ignores = ignores or any(
+        each.otherwise is Otherwise.IGNORE and each.matches(container) for each in policy.rule.rules
+    )
     return ignores and isinstance(select(policy, container), Ignored)
 
 

@@ -23,12 +23,15 @@ from nri_gpu.ledger.grant_text import SignedGrant, sign_grant
 from nri_gpu.ledger.ledger import Ledger
 from nri_gpu.policy.forms import Globs
 from nri_gpu.policy.model import EnvironmentSettings, ForeignSettings, NamespaceRules, Otherwise, Policy
+from nri_gpu.policy.rules import Rule, RuleList
 from tests.support import builders as make
 
 KEY: Final = bytes(range(32))
 US: Final = "10-nri-gpu"
 POLICY: Final = Policy.default()
 IGNORING: Final = Policy(namespaces=NamespaceRules(allow=Globs(("web",)), otherwise=Otherwise.IGNORE))
+ALLOWS: Final = Rule(allow=True, namespace=Globs(("ml",)))
+IGNORES: Final = Rule(allow=False, namespace=Globs(("ml",)), otherwise=Otherwise.IGNORE)
 BROKEN: Final = Policy.broken("policy.toml:3: wrong")
 ASKING: Final = make.container("2")
 QUIET: Final = make.container()
@@ -62,6 +65,14 @@ STARTS: dict[str, tuple[Container, str | None, bytes | None, Policy, str]] = {
     "asked, with a policy that is broken": (ASKING, None, KEY, BROKEN, "it was not connected, or too late"),
     "not understood": (make.container("tow"), None, KEY, POLICY, "it was not connected, or too late"),
     "may not ask, which is ignored": (ASKING, None, KEY, IGNORING, ""),
+    "a rule ignores it": (ASKING, None, KEY, Policy(rule=RuleList((IGNORES, ALLOWS))), ""),
+    "a rule allows it, the next would ignore it": (
+        ASKING,
+        None,
+        KEY,
+        Policy(rule=RuleList((ALLOWS, IGNORES))),
+        "it was not connected, or too late",
+    ),
     "a signed grant of another key": (ASKING, signed(0, key=bytes(32)), KEY, POLICY, "its mac does not match"),
     "a signed grant and no key": (ASKING, signed(0), None, POLICY, "no key on this node"),
     "another container's": (
