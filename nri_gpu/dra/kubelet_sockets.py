@@ -25,9 +25,9 @@ from nri_gpu.dra.device_health import SERVICES as HEALTH_SERVICES
 from nri_gpu.dra.questions import NodeView
 from nri_gpu.kubelet.device_plugin import PluginWatcherService
 from nri_gpu.kubelet.registered_socket import EndpointTimes, RegistrationError, check_made, check_reached, serve_at
-from nri_gpu.system.folder_watch import folder_changed
+from nri_gpu.system.folder_watch import folder_watched
 from nri_gpu.system.storage import lock_holder, open_lock, signature, try_lock
-from nri_gpu.system.tasks import Backoff, LogOnce, first_done, to_its_end
+from nri_gpu.system.tasks import Backoff, LogOnce, set_within, to_its_end
 
 DRAIN_S: Final = 2.0
 LOOK_S: Final = 0.05
@@ -46,6 +46,7 @@ class KubeletSockets:
         self.socket = self.folder / "dra.sock"
         self.registration = Path(view.registry_dir, f"{view.driver}-reg.sock")
         self.opened, self.registered = asyncio.Event(), asyncio.Event()
+        self._woken = asyncio.Event()  # the session may be over
         self._driver = view.driver
         self._handlers = handlers
         self._times = times = times or EndpointTimes()
@@ -102,7 +103,8 @@ class KubeletSockets:
         async with _served(self.socket, lambda server: server.add_generic_rpc_handlers(self._handlers)):
             while signature(self.socket, follow=False) is not None:
                 try:
-                    ended = await self._session()
+                    with folder_watched(self.registration.parent, self._woken.set):
+                        ended = await self._session()
                     logger.bind(resource=self._driver, fault=ended).info("registering with the kubelet again")
                 except (RegistrationError, OSError) as error:
                     self._complain(str(error))
@@ -113,13 +115,13 @@ class KubeletSockets:
         loop, path = asyncio.get_running_loop(), self.registration
         check_made(path.parent)
         served = (*SUPPORTED, *HEALTH_SERVICES)
-        watcher = PluginWatcherService(
-            PluginInfo(type="DRAPlugin", name=self._driver, endpoint=str(self.socket), supported_versions=served)
-        )
+        info = PluginInfo(type="DRAPlugin", name=self._driver, endpoint=str(self.socket), supported_versions=served)
+        watcher = PluginWatcherService(info, self._woken.set)
         until, refused = loop.time() + self._times.watched_within, False
         async with _served(path, lambda server: add_RegistrationServicer_to_server(watcher, server)):
             self.opened.set()
             while True:
+                self._woken.clear()
                 check_reached(path.parent, self.folder)
                 for socket in (path, self.socket):
                     if signature(socket, follow=False) is None:
@@ -141,7 +143,7 @@ class KubeletSockets:
                     )
                     until = math.inf
                 limit_s = min(self._times.look_every, max(until - loop.time(), 0))
-                await first_done(folder_changed(path.parent, limit_s), watcher.answered.wait())
+                await set_within(self._woken, limit_s)
 
     def _make_folder(self) -> None:
         """Make the driver's folder. Raises: RegistrationError, OSError; RestartNeededError."""

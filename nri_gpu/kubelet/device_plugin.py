@@ -7,7 +7,7 @@ because every message makes the kubelet write its checkpoint.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from typing import Final
 
 import grpc
@@ -25,14 +25,15 @@ SETTLE_S: Final = 0.02  # changes come in bursts, and only the last change matte
 
 
 class DevicePluginService(pb_grpc.DevicePluginServicer):
-    """The device plugin of one resource, for any number of streams."""
+    """The device plugin of one resource, for any number of streams. left: called when the last kubelet stops."""
 
-    def __init__(self, resource: str, devices: AdvertisedDevices) -> None:
+    def __init__(self, resource: str, devices: AdvertisedDevices, left: Callable[[], None]) -> None:
         self.resource = resource
-        self.watched = asyncio.Event()  # a kubelet reads our list
-        self.lost = asyncio.Event()  # set when the last kubelet stopped reading
+        self.watched = False  # a kubelet reads our list
+        self.lost = False  # the last kubelet stopped reading
         self.paused = False  # another plugin has the resource's name: no list is sent, Allocate is still answered
         self._devices = devices
+        self._left = left
         self._streams: set[asyncio.Event] = set()
 
     def changed(self) -> None:
@@ -50,7 +51,7 @@ class DevicePluginService(pb_grpc.DevicePluginServicer):
     ) -> AsyncIterator[pb.ListAndWatchResponse]:
         wake, sent = asyncio.Event(), None
         self._streams.add(wake)
-        self.watched.set()
+        self.watched = True
         try:
             while True:
                 wake.clear()
@@ -63,8 +64,8 @@ class DevicePluginService(pb_grpc.DevicePluginServicer):
         finally:
             self._streams.discard(wake)
             if not self._streams:
-                self.watched.clear()
-                self.lost.set()
+                self.watched, self.lost = False, True
+                self._left()
 
     async def GetPreferredAllocation(
         self, request: pb.PreferredAllocationRequest, context: grpc.aio.ServicerContext
@@ -98,17 +99,16 @@ class DevicePluginService(pb_grpc.DevicePluginServicer):
 
 
 class PluginWatcherService(watcher_grpc.RegistrationServicer):
-    """The service that the kubelet's plugin watcher calls on a socket that it found. answered: set with a verdict."""
+    """The service that the kubelet's plugin watcher calls on a socket that it found. answered: told of a verdict."""
 
-    def __init__(self, info: watcher_pb.PluginInfo) -> None:
-        self.answered = asyncio.Event()
+    def __init__(self, info: watcher_pb.PluginInfo, answered: Callable[[], None]) -> None:
+        self._answered = answered
         self._info = info
         self._verdict: str | None = None
 
     def take_verdict(self) -> str | None:
         """Return why the watcher refused us, as a clause; empty if it accepted us; None while there is nothing new."""
         verdict, self._verdict = self._verdict, None
-        self.answered.clear()
         return verdict
 
     async def GetInfo(
@@ -121,7 +121,7 @@ class PluginWatcherService(watcher_grpc.RegistrationServicer):
     ) -> watcher_pb.RegistrationStatusResponse:
         why = shown(request.error or "it gave no reason", 300)
         self._verdict = "" if request.plugin_registered else f"the kubelet did not register it: {why}"
-        self.answered.set()
+        self._answered()
         return watcher_pb.RegistrationStatusResponse()
 
 

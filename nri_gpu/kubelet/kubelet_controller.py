@@ -207,7 +207,7 @@ class KubeletController:
     async def _settle(self, succession: Succession) -> None:
         """Tell the daemon before this one to end once the kubelet reads the list of every resource."""
         endpoints = self._endpoints
-        await _until(lambda: bool(endpoints) and all(each.plugin.watched.is_set() for each in endpoints.values()))
+        await _until(lambda: bool(endpoints) and all(each.plugin.watched for each in endpoints.values()))
         succession.settled()
 
     def _session_began(self) -> None:

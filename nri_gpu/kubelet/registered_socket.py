@@ -35,9 +35,9 @@ from nri_gpu.kubelet.advertised import AdvertisedDevices
 from nri_gpu.kubelet.device_plugin import VERSION, DevicePluginService, PluginWatcherService
 from nri_gpu.policy.forms import SOCKET_PATH_MAX
 from nri_gpu.policy.kubelet_settings import Registration
-from nri_gpu.system.folder_watch import folder_changed
+from nri_gpu.system.folder_watch import folder_changed, folder_watched
 from nri_gpu.system.storage import Signature, signature
-from nri_gpu.system.tasks import STUCK_S, Backoff, LogOnce, first_done, to_its_end
+from nri_gpu.system.tasks import STUCK_S, Backoff, LogOnce, set_within, to_its_end
 
 REGISTER_TIMEOUT_S: Final = 15.0  # within it the kubelet dials us, for up to 10 s
 LASTING_S: Final = 60.0  # a session that lasted so long was a good one
@@ -70,7 +70,8 @@ class Endpoint:
     ) -> None:
         settings = devices.settings
         self.resource = resource
-        self.plugin = DevicePluginService(resource, devices)
+        self._woken = asyncio.Event()  # the session may be over
+        self.plugin = DevicePluginService(resource, devices, self._woken.set)
         self.registers = True
         # Otherwise the kubelet's plugin watcher finds our socket.
         self._by_register = settings.registration is Registration.REGISTER
@@ -119,10 +120,9 @@ class Endpoint:
         path = self._fresh_path()
         if rival := self._rival():
             raise RegistrationError(rival)
-        self.plugin.lost.clear()
-        self.plugin.paused = False
+        self.plugin.lost = self.plugin.paused = False
         info = PluginInfo(type="DevicePlugin", name=self.resource, supported_versions=[VERSION])
-        watcher = None if self._by_register else PluginWatcherService(info)
+        watcher = None if self._by_register else PluginWatcherService(info, self._woken.set)
 
         def add(server: grpc.aio.Server) -> None:
             pb_grpc.add_DevicePluginServicer_to_server(self.plugin, server)
@@ -134,7 +134,8 @@ class Endpoint:
             kubelet = self._kubelet_signature()
             if self._by_register:
                 await self._register(path)
-            return await self._watch(path, kubelet, watcher)
+            with folder_watched(path.parent, self._woken.set):
+                return await self._watch(path, kubelet, watcher)
         finally:
             await to_its_end(server.stop(IN_FLIGHT_S))
             path.unlink(missing_ok=True)
@@ -176,8 +177,9 @@ class Endpoint:
         """Wait until the session is over. Return why. watcher: where the kubelet finds us by itself."""
         until = asyncio.get_running_loop().time() + self._times.watched_within
         while True:
+            self._woken.clear()
             check_reached(self._folder, self._kubelet.parent)
-            if self.plugin.lost.is_set():
+            if self.plugin.lost:
                 return "the kubelet ended its stream"
             if signature(path, follow=False) is None:
                 return "our socket was removed, as the kubelet does at its start"
@@ -193,13 +195,11 @@ class Endpoint:
                 self.plugin.paused, self._since = True, None
                 self._complain(rival)
             late = asyncio.get_running_loop().time() > until
-            if late and not self.plugin.watched.is_set() and not self.plugin.paused:
+            if late and not self.plugin.watched and not self.plugin.paused:
                 if watcher is None:
                     raise RegistrationError("the kubelet registered it and never asked for its devices")
                 self._complain(f"no kubelet has come to {path} yet: is kubelet.registry_dir the folder it looks in?")
-            answered = [watcher.answered.wait()] if watcher else []
-            changed = folder_changed(path.parent, self._times.look_every)
-            await first_done(changed, self.plugin.lost.wait(), *answered)
+            await set_within(self._woken, self._times.look_every)
 
     def _take_verdict(self, path: Path, watcher: PluginWatcherService) -> None:
         """Take the plugin watcher's verdict, if there is one.

@@ -7,7 +7,7 @@ import contextlib
 import ctypes
 import errno
 import os
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Final
 
@@ -73,14 +73,21 @@ async def folder_changed(folder: Path, limit_s: float, events: int = ENTRIES) ->
     events: as FolderWatch has them.
     """
     changed = asyncio.Event()
-    watch = FolderWatch(changed.set, events)
-    try:
-        watch.open([nearest(folder)])
-    except OSError:  # a node has few of these (fs.inotify.max_user_instances), and others may use them all
-        await asyncio.sleep(limit_s)
-        return
-    try:
+    with folder_watched(folder, changed.set, events):
         await set_within(changed, limit_s)
+
+
+@contextlib.contextmanager
+def folder_watched(folder: Path, changed: Callable[[], None], events: int = ENTRIES) -> Iterator[None]:
+    """Call `changed` when an entry of a folder, or of the nearest one above if it is missing, changes.
+
+    It is never called where the node has no inotify instance left. events: as FolderWatch has them.
+    """
+    watch = FolderWatch(changed, events)
+    with contextlib.suppress(OSError):  # a node has few (fs.inotify.max_user_instances), and others may use them all
+        watch.open([nearest(folder)])
+    try:
+        yield
     finally:
         watch.close()
 
