@@ -285,7 +285,7 @@ def _rebuilt(ledger: Ledger, event: Synchronized) -> Ledger:
 def _sought(ledger: Ledger, event: Sought) -> Ledger:
     """End the lost containers of which a whole walk found no process. A walk tells nothing of a list after its begin.
 
-    What may still be created lapses in its time, and what is listed goes on.
+    What may still be created lapses if others hold its GPUs, or in its time, and what is listed goes on.
     """
     sought = {id_ for id_ in event.container_ids if ledger.unsought.get(id_, event.at) <= event.began}
     found = {id_: each for id_, each in event.found.items() if id_ in ledger.entries or id_ in ledger.live}
@@ -293,8 +293,8 @@ def _sought(ledger: Ledger, event: Sought) -> Ledger:
     absent = (sought & after.unsought.keys()) - found.keys()
     if not absent:
         return after
-    after = replace(after, unsought=without(after.unsought, absent))
-    return after.without_containers(absent & after.lost.keys())
+    after = replace(after, unsought=without(after.unsought, absent)).without_containers(absent & after.lost.keys())
+    return replace(after, entries=_settled(after.entries.values(), replace(after, external={}, reservations={})))
 
 
 def _settled(listed: Iterable[Entry], ledger: Ledger) -> Mapping[ContainerId, Entry]:

@@ -214,11 +214,11 @@ class Ledger(Struct, frozen=True):
     def may_start(self, container_id: ContainerId) -> bool:
         """Return whether a container may start: not if it is lost, or if it lapsed and others hold its GPUs.
 
-        One that is lost only because a list lacks it, and whose processes are being looked for, starts like one that
-        lapsed: the runtime may list it nowhere yet.
+        One that a list lacks, and whose processes are being looked for, starts like one that lapsed: the runtime may
+        list it nowhere yet, and others may have had its GPUs since.
         """
         entry = self.entries.get(container_id)
-        if entry is None or (entry.holds and not entry.lost):
+        if entry is None or (entry.holds and not entry.lost and container_id not in self.unsought):
             return True
         return not (entry.lost and container_id in self.processes) and not taken(entry.grant, self.usage())
 

@@ -10,7 +10,7 @@ from nri_gpu.domain.allocation import AllocatedDevice
 from nri_gpu.domain.container import Cgroup, ContainerId, FirstProcess, PodId, PodUid
 from nri_gpu.domain.gpu_request import Mode
 from nri_gpu.ledger.apply import cleared_for
-from nri_gpu.ledger.events import PodGone, Stopped, Synchronized, Ticked
+from nri_gpu.ledger.events import PodGone, Sought, Stopped, Synchronized, Ticked
 from nri_gpu.ledger.holders import UNUSED, ExternalAllocation, Usage
 from nri_gpu.ledger.ledger import Entry, GrantPhase, Ledger
 from nri_gpu.ledger.reservations import reservation_of
@@ -159,6 +159,18 @@ def synchronized_s(count: int) -> float:
     began = time.process_time()
     assert len(after(Ledger(), first, second).usage()[make.uuid(0)].grants) == count
     return time.process_time() - began
+
+
+def test_one_that_is_looked_for_starts_beside_nobody_who_has_its_gpu_by_now() -> None:
+    remembered = Entry(make.grant(0, to=A), CREATED, 5.0, 12.0, remembered=True)
+    running = Entry(make.grant(0, to=B), RUNNING, 9.0)
+    listed = Synchronized(10.0, frozenset({B.id}), (running,), (remembered,), unsought=frozenset({A.id}))
+    looked_for = after(Ledger(), listed)
+    assert phases(looked_for) == {A.id: CREATED, B.id: RUNNING}
+    assert not looked_for.may_start(A.id)
+    found_nowhere = after(looked_for, Sought(10.5, 10.0, frozenset({A.id})))
+    assert phases(found_nowhere) == {A.id: LAPSED, B.id: RUNNING}
+    assert not found_nowhere.may_start(A.id)
 
 
 def test_synchronize_takes_as_long_for_each_container_whatever_their_number() -> None:
