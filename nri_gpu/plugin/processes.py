@@ -264,12 +264,13 @@ class ProcessLooks:
 
     def _warn(self, now: float) -> None:
         ledger = self._state.ledger
-        if ledger.lost or self._warned:
-            lost = [each for each in self.described() if now - each.since >= WARNED_AFTER_S and not each.sought]
-            for each in lost:
-                if each.container_id not in self._warned:
-                    _warn_of(each)
-            self._warned = frozenset(each.container_id for each in lost)
+        lost = {id_ for id_, since in ledger.lost.items() if now - since >= WARNED_AFTER_S and id_ in ledger.processes}
+        self._warned &= lost
+        if lost - self._warned:
+            new = [each for each in self.described() if each.container_id in lost - self._warned]
+            for each in new:
+                _warn_of(each)
+            self._warned |= {each.container_id for each in new}
         if not (self._tells() or self._cgroups.seen):
             self._warn_of_unstarted(now, ledger)
 

@@ -20,7 +20,16 @@ from nri_gpu.domain.container import Cgroup, ContainerId, FirstProcess
 from nri_gpu.domain.gpu import GpuUuid
 from nri_gpu.domain.node import Inventory
 from nri_gpu.ledger.events import Created, LedgerEvent, ProcessesFound, Started, Stopped, Synchronized
-from nri_gpu.ledger.processes import PAUSE_S, STUCK_AFTER_S, TOLD_WITHIN_S, WALK_LATE_S, WALK_PAUSE_S, Began, Told
+from nri_gpu.ledger.processes import (
+    PAUSE_S,
+    STUCK_AFTER_S,
+    TOLD_WITHIN_S,
+    WALK_LATE_S,
+    WALK_PAUSE_S,
+    WARNED_AFTER_S,
+    Began,
+    Told,
+)
 from nri_gpu.nri.subscription import Event
 from nri_gpu.plugin.processes import ProcessLooks
 from nri_gpu.system import folder_watch
@@ -33,6 +42,7 @@ from tests.support.log import Log
 from tests.support.plugin import Bench
 from tests.support.scripted_runtime import until
 from tests.unit.plugin.test_exits import NO_PID, Program
+from tests.unit.plugin.test_lost import STILL_RUNS
 
 RUNS, LOST, UNLISTED = IDS = tuple(map(ContainerId, ("runs", "lost", "unlisted")))
 WALK: Final = "nri-gpu-cgroups"  # the thread
@@ -176,6 +186,25 @@ async def test_where_no_cgroup_can_be_watched_they_are_looked_at(
     await asyncio.sleep(PAUSE_S * 2)
     put_cgroup(tmp_path / LOST, populated=False)
     await until("it to be free", lambda: LOST not in looks.held)
+
+
+async def test_the_processes_of_a_lost_container_are_read_once_for_its_warning(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, log: Log
+) -> None:
+    """It may have thousands of cgroups, and each request is followed by a look."""
+    pids, asked = ContainerCgroups.pids, list[FirstProcess]()
+
+    def counted(cgroups: ContainerCgroups, process: FirstProcess, most: int) -> tuple[int, ...]:
+        asked.append(process)
+        return pids(cgroups, process, most)
+
+    monkeypatch.setattr(ContainerCgroups, "pids", counted)
+    looks = Looks(tmp_path)
+    looks.lose(WARNED_AFTER_S)
+    await until("the warning", lambda: log.said(STILL_RUNS))
+    for _ in range(3):
+        looks.look()
+    assert len(asked) == len(log.said(STILL_RUNS)) == 1
 
 
 async def test_a_walk_that_cannot_begin_is_tried_again(
