@@ -160,3 +160,14 @@ def test_a_walk_tells_nothing_of_one_whose_process_the_runtime_named_meanwhile()
     looking.saw(Walked({ONE: foreign}))
     assert looking.ledger.processes == {ONE: own}
     assert looking.ledger.entries.keys() == {ONE}
+
+
+def test_a_whole_walk_ends_nobody_whom_the_runtime_lists() -> None:
+    """Its cgroup may have another name."""
+    looking = Looking(ONE)
+    entries = tuple(looking.ledger.entries.values())
+    looking.take(Synchronized(looking.now, frozenset({ONE}), entries, unsought=frozenset({ONE})))
+    assert looking.walk() == {ONE}
+    looking.saw(Walked())
+    assert looking.ledger.usage()
+    assert not looking.ledger.unsought
