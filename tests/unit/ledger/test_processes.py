@@ -169,5 +169,5 @@ def test_a_whole_walk_ends_nobody_whom_the_runtime_lists() -> None:
     looking.take(Synchronized(looking.now, frozenset({ONE}), entries, unsought=frozenset({ONE})))
     assert looking.walk() == {ONE}
     looking.saw(Walked())
-    assert looking.ledger.usage()
+    assert looking.ledger.entries.keys() == {ONE}
     assert not looking.ledger.unsought

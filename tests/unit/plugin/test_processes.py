@@ -16,11 +16,14 @@ from typing import Final
 
 import pytest
 
-from nri_gpu.domain.container import Cgroup, ContainerId, FirstProcess
+from nri_gpu.domain.container import Cgroup, ContainerId, FirstProcess, PodUid
 from nri_gpu.domain.gpu import GpuUuid
 from nri_gpu.domain.node import Inventory
 from nri_gpu.ledger.events import Created, LedgerEvent, ProcessesFound, Started, Stopped, Synchronized
+from nri_gpu.ledger.holders import Releasing
 from nri_gpu.ledger.processes import (
+    FIRST_PAUSE_S,
+    LONGEST_PAUSE_S,
     PAUSE_S,
     STUCK_AFTER_S,
     TOLD_WITHIN_S,
@@ -64,6 +67,7 @@ class Looks(ProcessLooks):
 
     def __init__(self, folder: Path) -> None:
         self.folder, self.state = folder, NodeState(Inventory(taken_at=0))
+        self.gpu_looks: list[float] = []
         super().__init__(
             self.state,
             cgroups_in(folder),
@@ -71,6 +75,7 @@ class Looks(ProcessLooks):
             lambda: True,
             time.monotonic,
             asyncio.get_running_loop().call_soon,
+            lambda: self.gpu_looks.append(self.now),
         )
         for number, id_ in enumerate(IDS):
             made = make.container(of=f"pod-{id_}", id=id_)
@@ -226,6 +231,14 @@ async def test_a_walk_that_cannot_begin_is_tried_again(
     assert UNLISTED in looks.held
     await until("it to be free", lambda: looks.held == {RUNS})
     assert log.one(NOT_WALKED).fields["fault"] == "can't start new thread"
+
+
+async def test_released_gpus_are_looked_at_at_once_and_again(tmp_path: Path) -> None:
+    looks = Looks(tmp_path)
+    released = Releasing(PodUid("uid"), "ns/pod", looks.now, 10.0)
+    looks.state.commit(looks.state.ledger.with_releasing({GpuUuid("GPU-1"): released}))
+    await until("two looks", lambda: len(looks.gpu_looks) > 1)
+    assert FIRST_PAUSE_S <= looks.gpu_looks[1] - looks.gpu_looks[0] < LONGEST_PAUSE_S
 
 
 # --- through the plugin -----------------------------------------------------------------------------------------------
