@@ -109,7 +109,7 @@ CATALOGUE: Final[Mapping[str, Mapping[str, tuple[str, str]]]] = {
         "cgroups not walked: containers that the runtime does not list keep their GPUs": (
             "A cgroup of the host cannot be looked into, or the kernel answers late: nri-gpu cannot tell whether such "
             "a container still has a process.",
-            "Mend what the line names, or raise LimitNOFILE=; nri-gpu tries again each second.",
+            "Mend what the line names, or raise LimitNOFILE= or TasksMax=; nri-gpu tries again each second.",
         ),
         "process of a container cannot be watched": (
             "The kernel refused nri-gpu to watch a container, so its GPU may stay held if containerd is killed "
