@@ -22,6 +22,7 @@ from nri_gpu.system.storage import (
     text_of,
     try_lock,
 )
+from nri_gpu.system.tasks import due
 
 WATCH_S: Final = 5.0  # between two looks at the folder
 
@@ -86,7 +87,7 @@ class StateFolder:
         if self.lost:
             logger.bind(path=str(self.path)).error("state folder removed or replaced while nri-gpu runs")
         else:
-            asyncio.get_running_loop().call_later(every_s, self.watch, every_s)
+            asyncio.get_running_loop().call_at(due(every_s), self.watch, every_s)
 
     def close(self) -> None:
         """Release the folder for another daemon."""

@@ -139,9 +139,18 @@ async def set_within(event: asyncio.Event, limit_s: float | None) -> bool:
     One timer and no task: the idle daemon does little else than this.
     """
     with contextlib.suppress(TimeoutError):
-        async with asyncio.timeout(limit_s):
+        async with asyncio.timeout_at(None if limit_s is None else due(limit_s)):
             await event.wait()
     return event.is_set()
+
+
+def due(wait_s: float) -> float:
+    """Return when a wait ends, by the loop's clock; one of a second or more up to half a second early or late.
+
+    Such waits end at whole seconds, many of them at one: to wake an idle daemon costs more than what it does then.
+    """
+    end = asyncio.get_running_loop().time() + wait_s
+    return end if wait_s < 1 else float(round(end))
 
 
 async def first_done(*waits: Awaitable[object], timeout_s: float | None = None) -> None:

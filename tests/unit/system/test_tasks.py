@@ -9,7 +9,7 @@ import pytest
 
 from nri_gpu.domain.errors import RestartNeededError
 from nri_gpu.domain.phrases import FIXES
-from nri_gpu.system.tasks import Backoff, LogOnce, first_done, raised_alone, set_within, to_its_end
+from nri_gpu.system.tasks import Backoff, LogOnce, due, first_done, raised_alone, set_within, to_its_end
 from tests.support.log import Log
 
 
@@ -111,6 +111,15 @@ async def test_a_wait_ends_by_its_event_or_its_time() -> None:
     asyncio.get_running_loop().call_later(0.01, event.set)
     assert await set_within(event, None)
     assert await set_within(event, 0.0)
+
+
+@pytest.mark.parametrize(("wait_s", "early_or_late_s"), [(0.01, 0.0), (0.999, 0.0), (1.0, 0.5), (5.0, 0.5)])
+async def test_long_waits_end_at_whole_seconds_so_that_one_wake_up_serves_many(
+    wait_s: float, early_or_late_s: float
+) -> None:
+    before, end, after = asyncio.get_running_loop().time(), due(wait_s), asyncio.get_running_loop().time()
+    assert before - early_or_late_s <= end - wait_s <= after + early_or_late_s
+    assert end.is_integer() or not early_or_late_s
 
 
 async def test_a_wait_makes_no_task() -> None:
