@@ -91,7 +91,7 @@ class ContainerCgroups:
         process = process_of(pid, self._proc) if self._knows(pid) else None
         if process is None:
             return None
-        cgroup = self._own_cgroup(self._proc / str(pid), container_id)
+        cgroup = self._own_cgroup(f"{self._proc}/{pid}", container_id)
         cgroup = cgroup or self._own_cgroup(living_thread(pid, self._proc), container_id)
         return FirstProcess(pid, process.started, cgroup) if cgroup or self.same_pids else None
 
@@ -146,7 +146,7 @@ class ContainerCgroups:
     def _proc(self) -> Path:
         return PROC if self.same_pids or self._other_proc is None else self._other_proc
 
-    def _own_cgroup(self, thread: Path, container_id: ContainerId) -> Cgroup | None:
+    def _own_cgroup(self, thread: str | Path, container_id: ContainerId) -> Cgroup | None:
         try:
             paths = _cgroups_of_thread(thread)
         except UnseenError:  # it ended meanwhile; others of the process may live
@@ -198,7 +198,7 @@ class ContainerCgroups:
         return True
 
 
-def parsed(path: Path, parse: Callable[[str], T]) -> list[T]:
+def parsed(path: str | Path, parse: Callable[[str], T]) -> list[T]:
     """Parse a kernel file's lines. A name in them may hold any character but a line break. Raises: UnseenError."""
     try:
         return [parse(line) for line in os.fsdecode(read_bytes(path, -1)).split("\n") if line]
@@ -208,8 +208,8 @@ def parsed(path: Path, parse: Callable[[str], T]) -> list[T]:
         raise UnseenError(f"{path} cannot be read: {error.strerror}", error) from error
 
 
-def _cgroups_of_thread(thread: Path) -> Mapping[str, str]:
-    return dict(chain.from_iterable(parsed(thread / "cgroup", _paths)))
+def _cgroups_of_thread(thread: str | Path) -> Mapping[str, str]:
+    return dict(chain.from_iterable(parsed(f"{thread}/cgroup", _paths)))
 
 
 def _paths(line: str) -> list[tuple[str, str]]:
