@@ -10,7 +10,7 @@ import pytest
 
 from nri_gpu.domain.health import EventType
 from tests.support.nvml import Act, happen
-from tests.system.chain import DRIVER, INIT, LISTENER, TWO, Chain, listens
+from tests.system.chain import CUT, DRIVER, INIT, LISTENER, PARTS, TWO, Chain, listens
 
 WAIT = "nvmlEventSetWait_v2"
 
@@ -20,6 +20,18 @@ async def receives_events(chain: Chain) -> None:
     happen(chain.root, 1, EventType.XID, 79)
     await chain.until("an event", "device=1", "XID 79")
     await chain.until("it to recover", "device=1")
+
+
+async def test_an_xid_of_one_mig_device(folder: Path) -> None:
+    chain = Chain(folder, CUT, events="all")
+    chain.capabilities(1, 2)
+    async with chain.running():
+        await listens(chain)
+        assert await chain.ask(f"device={PARTS[0].uuid}") == ""
+        happen(chain.root, 1, EventType.XID, 94, part=(1, 0))
+        await chain.until("its event", f"device={PARTS[0].uuid}", "XID 94")
+        assert await chain.ask(f"device={PARTS[1].uuid}") == ""
+    assert chain.refused == []
 
 
 async def crashes(chain: Chain) -> None:
