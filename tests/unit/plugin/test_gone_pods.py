@@ -117,9 +117,19 @@ async def test_without_cri_the_runtimes_own_events_tell(folder: Path, how: str) 
         await until("its count", lambda: "old" in {each.pod for each in served.sizes.containers().values()})
 
 
-async def test_a_pod_that_nri_cannot_send_is_named(folder: Path, log: Log) -> None:
+@pytest.mark.parametrize(
+    ("socket", "says"),
+    [
+        ("cri.sock", f"a label or annotation of default/bad (sandbox {'b' * 64}) is not UTF-8"),
+        (
+            "none.sock",
+            "(then `crictl pods` or `crictl ps -a` fails), and CRI, which would tell of which pod, cannot be",
+        ),
+    ],
+)
+async def test_a_pod_that_nri_cannot_send_is_named(folder: Path, log: Log, socket: str, says: str) -> None:
     bad = sandbox("b" * 64, "bad", annotations={"key": PLACEHOLDER})
-    with CriServer(folder / "cri.sock", answers=listing((sandbox("a", "good"), bad))):
+    with CriServer(folder / socket, answers=listing((sandbox("a", "good"), bad))):
         async with ServedPlugin(folder) as served:
             for _ in range(2):
                 runtime = await served.listener.accept()
@@ -128,5 +138,5 @@ async def test_a_pod_that_nri_cannot_send_is_named(folder: Path, log: Log) -> No
             await until("the pod's name", lambda: log.said("no connection survives Synchronize"), 15.0)
     fault = str(log.one("no connection survives Synchronize").fields["fault"])
     assert "it has sent no part of its list, and its own log says why" in fault
-    assert f"a label or annotation of default/bad (sandbox {'b' * 64}) is not UTF-8" in fault
+    assert says in fault
     assert served.away[-1] == fault
