@@ -6,13 +6,10 @@ import sys
 from pathlib import Path
 from typing import Any
 
-import pytest
-
 from tests.support.containerd import Containerd
 from tests.support.cri import CriError
 from tests.support.daemon import ENVIRONMENT, NriGpu
 from tests.support.marks import on_newest
-from tests.support.pods import PodSpec
 from tests.support.schemas import conforming
 from tests.support.waiting import wait_for
 
@@ -59,20 +56,3 @@ def test_it_replays_to_the_byte_over_a_kill(node: Containerd, daemon: NriGpu, tm
     assert code == 1
     now = {each["pod"]: each["now"]["decision"] for each in said["different"]}
     assert (now["a"], now["b"], now["c"]) == ("refuse", "refuse", "inject")
-
-
-def test_a_pod_with_large_annotations_pushes_nothing_out(node: Containerd, daemon: NriGpu) -> None:
-    """It is refused as often as a kubelet would create it; of the first grant the log still tells."""
-    ask(node, "a", "device=0")
-    large = {f"gpu.nri.io/container.c{number}": "x" * 225 for number in range(950)}
-    pod = node.cri.run_pod(PodSpec("hoard", annotations={**large, "gpu.nri.io": "nonsense"}))
-    for _ in range(40):
-        with pytest.raises(CriError, match=r"nri-gpu \[bad-request\]"):
-            node.cri.create(pod)
-    log = daemon.launch.state / "audit.jsonl"
-    wait_for("40 records", lambda: log.read_text().count('"kind":"cut"') == 40, 10)
-    assert daemon.terminate() == 0
-    assert not log.with_name("audit.1.jsonl").exists()
-    code, said = replayed(daemon)
-    assert (code, said["decisions"], said["different"]) == (0, 1, [])
-    assert [each["pod"] for each in said["passed_over"]] == ["hoard"] * 40

@@ -9,7 +9,7 @@ from tests.support.containerd import Containerd
 from tests.support.cri import CriError, Status
 from tests.support.daemon import UUIDS, Launch, NriGpu, staged
 from tests.support.guard import NriGuard
-from tests.support.pods import ContainerSpec, PodSpec
+from tests.support.pods import PodSpec
 
 pytestmark = pytest.mark.containerd
 
@@ -17,18 +17,16 @@ PATH, VISIBLE = "LD_LIBRARY_PATH", "NVIDIA_VISIBLE_DEVICES"
 THEIRS: Final = {PATH: "/opt/theirs/lib", VISIBLE: "all", "OTHER": "stays"}
 
 
-def created(node: Containerd, *, claim: str = "", image: str = "") -> dict[str, str]:
-    """A container for which it sets these variables: its environment. image: the image's own NVIDIA_VISIBLE_DEVICES."""
-    adjustment = {"env": [{"key": key, "value": value} for key, value in THEIRS.items()]}
-    annotations = injected(adjustment) | ({"gpu.nri.io": claim} if claim else {})
-    pod = node.cri.run_pod(PodSpec("both", annotations=annotations))
-    return node.cri.status(node.cri.run(pod, ContainerSpec(env={VISIBLE: image} if image else {}))).env
+def adjusted(node: Containerd, claim: str, adjustment: dict[str, object]) -> Status:
+    pod = node.cri.run_pod(PodSpec("both", annotations=injected(adjustment) | {"gpu.nri.io": claim}))
+    return node.cri.status(node.cri.run(pod))
 
 
 @pytest.mark.short
 @pytest.mark.usefixtures("injector")
 def test_what_it_set_is_taken_over(node: Containerd, daemon: NriGpu) -> None:
-    env = created(node, claim="device=0")
+    variables = [{"key": key, "value": value} for key, value in THEIRS.items()]
+    env = adjusted(node, "device=0", {"env": variables}).env
     ours, _, theirs = env[PATH].rpartition(":")
     assert (theirs, bool(ours)) == (THEIRS[PATH], True)
     assert env[VISIBLE] == UUIDS[0]
@@ -36,31 +34,9 @@ def test_what_it_set_is_taken_over(node: Containerd, daemon: NriGpu) -> None:
     daemon.wait_logged(f"replaced={PATH},{VISIBLE}")
 
 
-@pytest.mark.short
-@pytest.mark.usefixtures("injector")
-@pytest.mark.parametrize(
-    ("settings", "claim", "image"),
-    [
-        ('disarm = "all"', "", ""),
-        ('disarm = "all"', "", "all"),
-        ('disarm = "all"', "none", "all"),
-        ('visible_devices = "void"', "device=1", "all"),
-    ],
-)
-def test_what_it_armed_is_disarmed(node: Containerd, launch: Launch, settings: str, claim: str, image: str) -> None:
-    with staged(launch.with_policy(f"[environment]\n{settings}\n")):
-        env = created(node, claim=claim, image=image)
-    assert (env[VISIBLE], env["OTHER"]) == ("void", "stays")
-
-
 # Device nodes with numbers of the injector's own, which are not the driver's.
 SHARED: Final = ("/dev/nvidiactl", "/dev/nvidia-uvm")
 TREES: Final = ("/usr/local/nvidia", "/opt/nri-gpu/nvidia", "/run/nri-gpu/nvidia")
-
-
-def adjusted(node: Containerd, claim: str, adjustment: dict[str, object]) -> Status:
-    pod = node.cri.run_pod(PodSpec("both", annotations=injected(adjustment) | {"gpu.nri.io": claim}))
-    return node.cri.status(node.cri.run(pod))
 
 
 @pytest.mark.short

@@ -6,7 +6,6 @@ its start.
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Final
 
 import pytest
@@ -14,8 +13,7 @@ import pytest
 from tests.conformance.conftest import injected
 from tests.support.containerd import Containerd
 from tests.support.cri import ContainerId, CriError
-from tests.support.daemon import TOPOLOGIES, Launch, NriGpu, staged
-from tests.support.driver_root import make_driver_root
+from tests.support.daemon import Launch, NriGpu, staged
 from tests.support.guard import NriGuard
 from tests.support.pods import PodSpec
 
@@ -23,8 +21,6 @@ pytestmark = [pytest.mark.containerd, pytest.mark.usefixtures("later_injector")]
 
 REFUSED: Final = r"nri-gpu \[incomplete-grant\]: this container lacks nodes of its GPUs"
 SEEN: Final = r".*: NRI plugin 95-injector removed "
-MIG: Final = TOPOLOGIES / "mig-a100.toml"
-CAPS: Final = "/dev/nvidia-caps/nvidia-cap"
 
 
 def created(node: Containerd, claim: str, *nodes: str, mounts: tuple[str, ...] = ()) -> ContainerId:
@@ -61,17 +57,6 @@ def test_while_the_daemon_is_away_the_guard_refuses_its_start(node: Containerd, 
             node.cri.start(robbed)
         node.cri.start(whole)
         guard.wait_logged("start refused")
-
-
-@pytest.mark.short
-def test_mig_devices_by_their_capabilities(node: Containerd, tmp_path: Path) -> None:
-    root = make_driver_root(tmp_path / "driver")
-    with staged(Launch(tmp_path / "d", node.nri_socket, topology=MIG, driver_root=root)):
-        node.cri.start(created(node, "device=1:2"))
-        for lacking in (f"{CAPS}93", f"{CAPS}94", "/dev/nvidia0"):
-            with pytest.raises(CriError, match=REFUSED):
-                node.cri.start(created(node, "device=1:3; mode=shared", lacking))
-        node.cri.start(created(node, "device=1:3; mode=shared"))
 
 
 @pytest.mark.short

@@ -129,12 +129,6 @@ def test_what_asks_nothing_of_us_is_still_nvidias(mode: str, nvidias: Containerd
     assert hooks(oci)
 
 
-def test_on_another_runtime_programs_find_their_uuids_where_they_look(nvidias: Containerd, serving: NriGpu) -> None:
-    del serving
-    env = nvidias.cri.status(nvidias.cri.run_asking("device=3")).env
-    assert (env[VARIABLE], "NRI_GPU_UUIDS" in env) == (UUIDS[3], False)
-
-
 def test_what_image_and_pod_both_say_stays_and_is_logged(mode: str, nvidias: Containerd, serving: NriGpu) -> None:
     """As a kubelet with NVIDIA's device plugin and a CUDA image do: the same GPU comes by both."""
     nvidias.import_image(CUDA_LIKE)

@@ -65,22 +65,6 @@ def check_gpus(node: Containerd, container: ContainerId, uuids: Sequence[str]) -
     assert not node.cri.status(container).oci.get("hooks")
 
 
-@on_newest
-def test_what_the_kubelet_gave(node: Containerd, told: PodResourcesServer, serving: NriGpu) -> None:
-    told.give("train", {"main": {THEIRS: [UUIDS[1]]}})
-    pod = node.cri.run_pod(PodSpec(name="train"))
-    container = run(node, pod, env=theirs([UUIDS[1]]))
-    check_gpus(node, container, [UUIDS[1]])
-    assert node.cri.status(container).env[VARIABLE] == UUIDS[1]
-    with pytest.raises(CriError, match=r"\[gpu-busy\].*default/train"):
-        run(node, node.cri.asking(f"device={UUIDS[1]}", "thief"))
-
-    # After a restart of the daemon too, and it is the pod's own for another attempt.
-    serving.restart()
-    node.cri.stop(container)
-    check_gpus(node, run(node, pod, attempt=100, env=theirs([UUIDS[1]])), [UUIDS[1]])
-
-
 @pytest.mark.short
 def test_an_image_that_sets_the_variable_too(node: Containerd, told: PodResourcesServer, serving: NriGpu) -> None:
     """As every CUDA image does. The runtime puts the kubelet's behind it, and that one is read."""

@@ -9,14 +9,13 @@ from pathlib import Path
 from typing import Any, Final
 
 import pytest
-from msgspec.structs import replace
 
 from tests.conformance.conftest import launch_on
 from tests.support import cdi, packages
 from tests.support.cgroup import Cgroup, device_programs
 from tests.support.containerd import Containerd
 from tests.support.cri import ContainerId
-from tests.support.daemon import TOPOLOGIES, UUIDS, NriGpu, staged
+from tests.support.daemon import UUIDS, NriGpu, staged
 from tests.support.driver_root import make_driver_root
 from tests.support.marks import on_newest
 from tests.support.pods import ContainerSpec, PodSpec
@@ -149,22 +148,3 @@ def test_an_external_allocation_and_a_mount_that_is_gone(
             subprocess.run(["nsenter", "-t", pid, "-m", "umount", "-l", each["destination"]], check=True)
     [said] = reported(cgroup_node, serving, 1)[granted]["differences"]
     assert said.endswith("the kernel does not show it: it was unmounted")
-
-
-@on_newest
-def test_mig_devices_and_void(cgroup_node: Containerd, tmp_path: Path) -> None:
-    """Where another runtime is installed the variable is void, and a list of our own names the devices."""
-    launch = launch_on(cgroup_node, tmp_path).with_policy('schema = 1\n[environment]\nvisible_devices = "void"\n')
-    with staged(replace(launch, topology=TOPOLOGIES / "mig-a100.toml")) as daemon:
-        shared = [cgroup_node.cri.run_asking("mig=1g.10gb; mode=shared", name) for name in ("a", "b")]
-        alone = cgroup_node.cri.run_asking("mig=3g.40gb", "c")
-        seen = daemon.gpus()
-        caps = {
-            (seen["majors"]["nvidia_caps"], part[minor])
-            for gpu in seen["gpus"]
-            for part in gpu["mig"]
-            for minor in ("gpu_instance_minor", "compute_instance_minor")
-        }
-        found = reported(cgroup_node, daemon, 0, [*EVERY, *caps])
-    assert {found[each]["verdict"] for each in (*shared, alone)} == {"ok"}
-    assert all(each.startswith("MIG-") for each in found[alone]["gpu_uuids"])
