@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from tests.support.cluster import DAEMON, DRA, Cluster, Object, Uses, pod, wait_for
+from tests.support.cluster import DAEMON, DRA, Cluster, Object, pod, wait_for
 from tests.support.cluster_claims import (
     POOLS,
     DraCluster,
@@ -19,7 +19,6 @@ from tests.support.cluster_claims import (
     devices,
     on_claim,
     shown,
-    template,
 )
 from tests.support.daemon import FOUR_GPUS, TOPOLOGIES
 from tests.support.errors import HarnessError
@@ -29,7 +28,6 @@ pytestmark = pytest.mark.cluster
 ONE_GPU = FOUR_GPUS.read_text().partition("[[gpu]]\nindex = 1\n")[0]
 HGX = TOPOLOGIES / "hgx-h100.toml"
 UVM = 1510  # its major in these files
-PODS = 100
 NUMA = "resource.kubernetes.io/numaNode"
 WAITS = "cannot allocate all claims"
 UNHEALTHY = "gpu.nri.io/unhealthy"
@@ -289,42 +287,6 @@ def test_a_gpu_of_a_pod_that_is_terminating_is_waited_for(cluster: Cluster, dra:
     assert "FailedPrepareDynamicResources" not in cluster.said_of("next")
     (waited_ms,) = re.findall(r"ResourceClaim prepared .*elapsed_ms=(\d+).* name=next", cluster.log(DRA))
     assert int(waited_ms) > 1000
-
-
-def test_a_removed_specification_is_written_at_once(cluster: Cluster, dra: DraCluster) -> None:
-    dra.run()
-    cluster.apply(*claiming("train"))
-    cluster.wait_phase("train")
-    (file,) = cluster.cdi.glob("nri-gpu-claim-*")
-    file.unlink()
-    wait_for("it to be there again", file.exists, 2)
-    os.kill(cluster.pids("train")[0], 9)
-    cluster.wait_phase("train", restarts=1)
-    wait_for("status to say so", lambda: "by something on this node 1 time" in cluster.nri_gpu("status").stdout, 5)
-
-
-def test_a_hundred_pods_through_eight_gpus(cluster: Cluster, dra: DraCluster) -> None:
-    dra.run(HGX)
-    uses = Uses(cluster.folder / "record-claims")
-    spec: dict[str, Any] = on_claim("", "any", by_template=True)["spec"] | {"restartPolicy": "Never"}
-    uses.written_by(spec, 0.3)
-    body = {"completions": PODS, "parallelism": PODS, "backoffLimit": PODS, "template": {"spec": spec}}
-    cluster.apply(
-        template("any", devices()),
-        {"apiVersion": "batch/v1", "kind": "Job", "metadata": {"name": "queue"}, "spec": body},
-    )
-
-    def done() -> int:
-        return int(cluster.get("job", "queue")["status"].get("succeeded", 0))
-
-    wait_for("all pods to end", lambda: done() == PODS, 150, lambda: cluster.kubectl("get", "pods"))
-    assert not cluster.get("job", "queue")["status"].get("failed")
-    nodes = uses.nodes()
-    assert len(nodes) == PODS  # one GPU each
-    assert len({*nodes}) == 8
-    dra.wait_nothing_left()
-    assert not cluster.get("resourceclaims")
-    assert "claim released while" not in cluster.log(DAEMON)
 
 
 def test_other_ways_to_ask(cluster: Cluster, dra: DraCluster) -> None:

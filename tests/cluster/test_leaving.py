@@ -1,11 +1,10 @@
 """Nodes that change: from the device plugin to claims, and to life without nri-gpu."""
 
-import os
 import time
 
 import pytest
 
-from tests.support.cluster import DAEMON, NAMESPACE, Cluster, pod, wait_for
+from tests.support.cluster import DAEMON, Cluster, pod
 from tests.support.cluster_claims import DraCluster
 from tests.support.pages import commands
 
@@ -14,7 +13,6 @@ pytestmark = pytest.mark.cluster
 KEPT_S = 300  # a device plugin's resources, by the kubelet after its end
 STATUS_S = 15  # until the node's status says so
 REMEMBERED = "endpoint not found in cache for a registered resource: nvidia.com/gpu"
-REQUIRED = "nri-gpu-is-not-running-on-this-node"
 FORGET = "From the device plugin"
 
 
@@ -47,34 +45,3 @@ def test_a_kubelet_that_remembers_a_device_plugin_starts_no_such_pod_by_claims(
     assert len(cluster.minors("train")) == 1
     assert "kubelet checkpoint" not in cluster.nri_gpu("doctor").stdout
     cluster.kubectl("delete", "pod", "train")
-
-
-def test_what_an_uninstall_leaves_and_its_commands_take_away(cluster: Cluster, image: None) -> None:
-    cluster.install()
-    cluster.wait_allocatable(4)
-    cluster.apply(pod("train", 1))
-    cluster.wait_phase("train")
-    held = cluster.minors("train")
-    cluster.kubectl("delete", "namespace", NAMESPACE)
-    cluster.wait_allocatable(0)
-    assert cluster.minors("train") == held
-    os.kill(cluster.pids("train")[0], 9)
-    cluster.wait_said("train", REQUIRED)
-    cluster.kubectl("delete", "pod", "train")
-
-    folders = [cluster.cdi, *(cluster.root / "lib-kubelet" / name for name in ("device-plugins", "plugins_registry"))]
-    folders += [cluster.root / name for name in ("run-nri-gpu", "lib-nri-gpu")]
-
-    def left() -> list[str]:
-        found = [path for folder in folders[:3] for path in folder.glob("*nri-gpu*")]
-        return [str(path) for path in (*found, *(path for folder in folders[3:] for path in folder.iterdir()))]
-
-    assert left()
-    for line in commands("upgrade.md", "What is left on a node"):
-        cluster.verb(
-            "enter", "bash", "-c", line, check=False
-        )  # grep finds nothing, and the two folders are mounts here
-    assert left() == []
-    cluster.apply(pod("none"), pod("counted", 1))
-    cluster.wait_phase("none")
-    wait_for("nobody to have a GPU for it", lambda: "Insufficient" in cluster.said_of("counted"))

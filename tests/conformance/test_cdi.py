@@ -15,15 +15,13 @@ from tests.support.cgroup import Cgroup, device_rules
 from tests.support.containerd import Containerd
 from tests.support.cri import ContainerId
 from tests.support.daemon import Launch, NriGpu
-from tests.support.driver_root import make_driver_root
 from tests.support.image import NAME
 from tests.support.loading import LIBRARIES
 from tests.support.pods import ContainerSpec, PodSpec
-from tests.support.probe import Number, Opened, check_opens, nvidia_nodes, open_path, open_paths
+from tests.support.probe import Number, Opened, nvidia_nodes, open_path
 
 pytestmark = pytest.mark.containerd
 
-V: Final = "580.95.05"
 CTL, UVM, UVM_TOOLS = (195, 255), (1510, 0), (1510, 1)  # of config/topologies/four-gpus.toml
 HASHES: Final = """
 find -L "$0" -type f | sort | xargs sha256sum
@@ -90,14 +88,3 @@ def test_by_cdi_as_by_nri(node: Containerd, daemon: NriGpu, specification: Path,
             assert not node.cri.status(each).oci.get("hooks")
             assert open_path(node.cri, each, "/dev/nvidiactl") is Opened.NO_DRIVER
         assert node.cri.status(container).env["NVIDIA_VISIBLE_DEVICES"] == "void"
-
-
-def test_only_what_was_named_can_be_opened(cgroup_node: Containerd, tmp_path: Path) -> None:
-    """On both cgroup generations, and by a container that makes its own nodes."""
-    driver = make_driver_root(tmp_path / "driver", V)
-    with cdi.specification(cgroup_node.layout.cdi, driver, tmp_path / "stage"):
-        container = by_cdi(cgroup_node, "2")
-        paths = [f"/dev/{name}" for name in ("nvidia2", "nvidiactl", "nvidia-uvm", "nvidia-uvm-tools")]
-        assert set(open_paths(cgroup_node.cri, container, paths).values()) == {Opened.NO_DRIVER}
-        granted = {(195, 2), CTL, UVM, UVM_TOOLS}
-        check_opens(cgroup_node, container, granted, {(195, minor) for minor in (0, 1, 3, 254)})

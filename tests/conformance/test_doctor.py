@@ -2,13 +2,10 @@
 
 import json
 import time
-from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tests.conformance.conftest import launch_on
-from tests.support import packages
 from tests.support.containerd import Containerd
 from tests.support.daemon import NriGpu
 from tests.support.schemas import conforming
@@ -34,20 +31,3 @@ def test_it_sees_the_runtime_and_the_registration(node: Containerd, daemon: NriG
     assert f"containerd {version}, pid " in found["container runtime"]["meaning"]
     assert str(node.layout.base) in found["container runtime"]["meaning"]
     assert f"registered with containerd {version}" in found["registration"]["meaning"]
-
-
-def test_a_runtime_that_was_killed(fresh_node: Containerd, fresh_daemon: NriGpu) -> None:
-    fresh_node.kill()
-    fresh_daemon.wait_logged("connection ended")
-    found = doctor(fresh_daemon)
-    assert found["registration"]["level"] == "error"
-    assert found["NRI"]["level"] in ("error", "unseen")
-
-
-def test_nri_that_is_switched_off(runtime: packages.Runtime, tmp_path: Path) -> None:
-    with Containerd(runtime, nri=False) as node, NriGpu(launch_on(node, tmp_path)) as daemon:
-        daemon.wait_logged("runtime not reached, trying again")
-        found = doctor(daemon)
-    assert found["registration"]["level"] == "error"
-    assert found["NRI"]["level"] == "error"
-    assert found["NRI"]["fix"][1:] == ["disable = false", "systemctl restart containerd    # containers go on running"]

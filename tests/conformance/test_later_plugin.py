@@ -57,17 +57,3 @@ def test_while_the_daemon_is_away_the_guard_refuses_its_start(node: Containerd, 
             node.cri.start(robbed)
         node.cri.start(whole)
         guard.wait_logged("start refused")
-
-
-@pytest.mark.short
-def test_the_drivers_files_are_missed_where_we_validate(node: Containerd, daemon: NriGpu) -> None:
-    whole = created(node, "device=0")
-    mounts, base = node.cri.status(whole).oci["mounts"], str(daemon.launch.base)
-    places = tuple(mount["destination"] for mount in mounts if mount["source"].startswith(base))
-    assert places
-    if node.runtime.validates:
-        with pytest.raises(CriError, match=r"lacks the mounts of the driver's files: NRI plugin 95-injector removed /"):
-            created(node, "device=1", mounts=places)
-        created(node, "device=1", mounts=("/data",))
-    else:
-        node.cri.start(created(node, "device=1", mounts=places))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
@@ -11,20 +10,15 @@ from typing import Final
 import pytest
 
 from nri_gpu import __version__
-from nri_gpu._pb import nri_pb2 as pb
 from tests.packages.conftest import AT, NEWER, Debs
-from tests.support import nri_messages as nri
 from tests.support import packages
 from tests.support.containerd import Containerd
 from tests.support.daemon import UUIDS, Launch, NriGpu
 from tests.support.debian_root import DebianRoot
 from tests.support.driver_root import make_driver_root
 from tests.support.loading import LIBRARIES
-from tests.support.scripted_runtime import Listener
-from tests.support.waiting import in_a_loop
 
 TOPOLOGY: Final = Path("/usr/share/nri-gpu/topologies/four-gpus.toml")  # the package has it
-OLD_STATE: Final = Path(__file__).parents[1] / "fixtures" / "state-470da98"
 UPGRADE_S: Final = 120.0
 
 
@@ -90,35 +84,3 @@ def test_an_upgrade_beneath_a_container(node: Containerd, debs: Debs, with_packa
         assert f"containers use the driver files in /var/lib/nri-gpu/drivers/{generation.name};" in said
         assert node.cri.execute(train, "/bin/ls", "/dev/nvidia1").code == 0
         assert "libcuda.so.1" in node.cri.execute(train, "/bin/ls", LIBRARIES).stdout
-
-
-@in_a_loop
-async def test_the_state_of_an_old_version_is_read(with_package: Path, tmp_path: Path) -> None:
-    """State folder and container are those of tests/fixtures/state-470da98."""
-    old = json.loads((OLD_STATE / "container.json").read_text())
-    pod = nri.pod("train", id=old["pod_id"], uid=old["pod_uid"], namespace="default")
-    container = pb.Container(
-        id=old["id"], pod_sandbox_id=old["pod_id"], name="main", annotations=old["annotations"], env=old["env"]
-    )
-    for device in old["devices"]:
-        container.linux.devices.add(**device)
-    launch = Launch(
-        tmp_path / "run", tmp_path / "nri.sock", topology=TOPOLOGY, driver_root=make_driver_root(tmp_path / "driver")
-    )
-    launch.state.mkdir(parents=True, mode=0o700)
-    for name in ("ledger.json", "journal", "health.json"):
-        (launch.state / name).write_bytes((OLD_STATE / name).read_bytes())
-        (launch.state / name).chmod(0o600)
-    (launch.state / "key").write_bytes(bytes.fromhex((OLD_STATE / "key.hex").read_text()))
-    (launch.state / "key").chmod(0o600)
-    seen = {tmp_path: str(tmp_path)}
-    with DebianRoot("bookworm", seen, host_processes=True, over=with_package) as root:
-        async with Listener(launch.socket) as listener:
-            with Packaged(launch, root) as daemon:
-                runtime = await listener.accept(deadline_s=20)
-                await runtime.handshake(pods=[pod], containers=[nri.running(container)])
-                daemon.wait_held({"train/main": [UUIDS[1]]})
-                daemon.wait_logged("driver files staged")
-                taker = nri.asking("device=1", "taker")
-                refusal = await runtime.create(taker, nri.container(taker))
-                assert "gpu-busy" in str(refusal)

@@ -78,15 +78,6 @@ def test_nothing_is_told_of_shared_gpus_of_its_own_pod_and_of_free_ones(log: Log
     assert not log.warnings()
 
 
-def test_the_other_order_is_refused_as_ever(log: Log) -> None:
-    """Whoever asks for it then is told who has it."""
-    for policy in (Policy(), REFUSE):
-        bench = Bench(policy)
-        bench.create(*theirs(1))
-        assert "held by ml/theirs (not through nri-gpu), whose container main" in bench.refused(nri.asking("device=1"))
-    assert not told(log)
-
-
 @pytest.mark.parametrize("gone", [Event.STOP_CONTAINER, Event.REMOVE_CONTAINER, Event.STOP_POD_SANDBOX])
 @pytest.mark.parametrize("which", ["theirs", "train"])
 def test_it_is_over_with_either_of_the_two(log: Log, gone: Event, which: str) -> None:

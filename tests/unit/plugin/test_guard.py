@@ -227,22 +227,6 @@ def test_garbage_is_refused_where_it_may_ask() -> None:
     assert make_guard().lifecycle(b"\xff") == b""
 
 
-def test_a_container_of_a_claim_needs_a_grant_whatever_is_in_its_variable() -> None:
-    guard, of = make_guard(), nri.pod()
-    for variable in ("NRI_GPU_CLAIM_X_0=v1;claim=x;device=0;mac=00", "NRI_GPU_CLAIM_", "NRI_GPU_CLAIM_X"):
-        made = nri.container(of, env=["PATH=/bin", variable])
-        refused = start(guard, of, made)
-        assert isinstance(refused, Status)
-        assert "asks for GPUs, but nri-gpu granted it none" in refused.message
-        assert "[not-granted]" in str(guard.validate(nri.validate(of, made, {})))
-    guard.synchronized(listed([of], [nri.running(made)]))
-    assert [each.id for each in guard.found.running] == [made.id]
-    assert start(guard, of, nri.container(of, env=["NRI_GPU=1"])) == b""
-    asking, granted = Bench().granted()
-    granted.env.append("NRI_GPU_CLAIM_X_0=v1")
-    assert start(guard, asking, granted) == b""
-
-
 def test_a_container_whose_gpus_went_to_another_does_not_start(log: Log) -> None:
     """Though its grant is valid; and nobody with a grant starts where that cannot be told."""
     state, granted = Known(), Bench().granted()
