@@ -60,18 +60,18 @@ class StageOwner:
         lock = open_lock(file)
         if self._lock is not None and os.path.samestat(os.fstat(self._lock), os.fstat(lock)):
             os.close(lock)
-            return
-        self.close()  # the folder was removed meanwhile
-        alone, named = try_lock(lock), owner_of(self.base)
-        if not alone or named not in ("", self._state_dir):
-            refusal = self._refusal(named, lock_holder(lock), alive=not alone)
-            os.close(lock)
-            raise refusal
-        self._lock = lock
-        if not named:
-            with suppress(OSError):  # the disk may be full, and everything staged before
-                os.ftruncate(lock, 0)
-                os.pwrite(lock, f"{boot_id()}\n{self._state_dir}\n".encode(), 0)
+        else:
+            self.close()  # the folder was removed meanwhile
+            alone, named = try_lock(lock), owner_of(self.base)
+            if not alone or named not in ("", self._state_dir):
+                refusal = self._refusal(named, lock_holder(lock), alive=not alone)
+                os.close(lock)
+                raise refusal
+            self._lock = lock
+        if not owner_of(self.base):
+            with suppress(OSError):  # the disk may be full, and everything staged before: then when it is taken again
+                os.ftruncate(self._lock, 0)
+                os.pwrite(self._lock, f"{boot_id()}\n{self._state_dir}\n".encode(), 0)
 
     def _refusal(self, named: str, holder: str, *, alive: bool) -> StageTakenError:
         if named == self._state_dir:

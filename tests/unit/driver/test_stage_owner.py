@@ -9,6 +9,7 @@ import pytest
 
 from nri_gpu.domain.errors import DriverError
 from nri_gpu.driver.stage_owner import OWNER_FILE, NotReleasedError, StageOwner, StageTakenError, owner_of
+from tests.support.little import small_files
 
 
 @pytest.fixture
@@ -29,6 +30,16 @@ def test_it_is_had_until_it_is_closed_and_taken_again_and_again(tmp_path: Path, 
     owner.close()
     assert not owner.held
     assert owner_of(base) == str(tmp_path / "state")
+
+
+def test_a_name_that_a_full_disk_kept_out_is_written_when_it_is_taken_again(tmp_path: Path, base: Path) -> None:
+    owner = StageOwner(base, tmp_path / "state")
+    with small_files(0):
+        owner.take()
+    assert (owner.held, owner_of(base)) == (True, "")
+    owner.take()
+    assert owner_of(base) == str(tmp_path / "state")
+    owner.close()
 
 
 def test_a_second_daemon_is_told_whose_it_is(tmp_path: Path, base: Path) -> None:
