@@ -22,7 +22,7 @@ from nri_gpu.health.xids import ActionClass
 from nri_gpu.ledger.holders import ExternalAllocation, Releasing, Reservation, Usage
 from nri_gpu.ledger.ledger import Entry, GrantPhase, Ledger
 from nri_gpu.plugin.counts import Counts
-from nri_gpu.plugin.processes import Lost
+from nri_gpu.plugin.process_looks import Lost
 from nri_gpu.policy.model import Policy
 from nri_gpu.records.ledger_file import holder_line
 from nri_gpu.system.child import Unkilled

@@ -9,7 +9,7 @@ from typing import Final
 from nri_gpu.doctor.cdi_checks import KUBELETS
 from nri_gpu.doctor.examined import Examined
 from nri_gpu.doctor.kubelet_checks import kubelet_unit
-from nri_gpu.doctor.processes import UNIT_FOLDERS, is_enabled, running
+from nri_gpu.doctor.programs import UNIT_FOLDERS, is_enabled, running
 from nri_gpu.doctor.runtimes import ContainerRuntime
 from nri_gpu.domain.finding import Finding, error, ok, warning
 from nri_gpu.domain.text import listed

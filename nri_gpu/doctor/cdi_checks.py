@@ -13,7 +13,7 @@ from msgspec import Struct, field
 from nri_gpu.cdi.spec_file import MASK, READ_MAX, STANDARD, names_of, overlaps, spec_files
 from nri_gpu.cdi.specification import KIND
 from nri_gpu.doctor.examined import Examined
-from nri_gpu.doctor.processes import UNIT_FOLDERS, RunningProgram, is_enabled, is_installed, running, unit_of
+from nri_gpu.doctor.programs import UNIT_FOLDERS, RunningProgram, is_enabled, is_installed, running, unit_of
 from nri_gpu.doctor.runtimes import program_version, release_of
 from nri_gpu.domain.finding import Finding, error, ok, warning
 from nri_gpu.domain.text import listed

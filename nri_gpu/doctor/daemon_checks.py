@@ -8,7 +8,7 @@ from typing import Final
 from nri_gpu.daemon.answers import DaemonStatus, RuntimeConnection
 from nri_gpu.decision.overlaps import SEPARATE, conflict_sentence
 from nri_gpu.doctor.examined import Examined
-from nri_gpu.doctor.processes import is_installed, running
+from nri_gpu.doctor.programs import is_installed, running
 from nri_gpu.doctor.runtimes import ContainerRuntime
 from nri_gpu.domain.finding import Finding, error, ok, unseen, warning
 from nri_gpu.driver.stage_owner import stage_advice

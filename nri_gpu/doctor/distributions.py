@@ -15,7 +15,7 @@ from typing import Final
 from msgspec import Struct
 
 from nri_gpu.doctor.examined import Examined, is_there
-from nri_gpu.doctor.processes import is_installed
+from nri_gpu.doctor.programs import is_installed
 from nri_gpu.doctor.runtime_settings import TEXT_MAX
 from nri_gpu.system.storage import text_of
 

@@ -8,7 +8,7 @@ from typing import Final
 
 from nri_gpu.daemon.answers import DaemonStatus
 from nri_gpu.doctor.examined import Examined, is_there
-from nri_gpu.doctor.processes import (
+from nri_gpu.doctor.programs import (
     NOT_THE_HOST,
     ON_THE_HOST,
     RunningProgram,

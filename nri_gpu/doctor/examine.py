@@ -19,7 +19,7 @@ from nri_gpu.doctor.examined import Examined
 from nri_gpu.doctor.file_checks import files_findings
 from nri_gpu.doctor.host_checks import host_findings
 from nri_gpu.doctor.kubelet_checks import kubelet_findings
-from nri_gpu.doctor.processes import ON_THE_HOST
+from nri_gpu.doctor.programs import ON_THE_HOST
 from nri_gpu.doctor.runtime_checks import runtime_findings
 from nri_gpu.doctor.runtimes import ContainerRuntime
 from nri_gpu.domain.finding import Finding, Level, unseen

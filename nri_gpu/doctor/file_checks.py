@@ -10,7 +10,7 @@ from typing import Final
 
 import nri_gpu
 from nri_gpu.doctor.examined import Examined
-from nri_gpu.doctor.processes import UNIT_FOLDERS
+from nri_gpu.doctor.programs import UNIT_FOLDERS
 from nri_gpu.domain.finding import Finding, error, ok, unseen
 from nri_gpu.domain.names import CONTROL_SOCKET
 from nri_gpu.domain.text import listed

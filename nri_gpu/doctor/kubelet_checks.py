@@ -11,7 +11,7 @@ from msgspec.structs import replace
 
 from nri_gpu.doctor.cdi_checks import KUBELETS
 from nri_gpu.doctor.examined import Examined
-from nri_gpu.doctor.processes import ON_THE_HOST, running, unit_of
+from nri_gpu.doctor.programs import ON_THE_HOST, running, unit_of
 from nri_gpu.doctor.runtimes import ContainerRuntime
 from nri_gpu.doctor.sockets import SocketState, socket_state
 from nri_gpu.domain.allocation import ClaimUid

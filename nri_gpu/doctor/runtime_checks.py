@@ -9,7 +9,7 @@ from msgspec.structs import replace
 
 from nri_gpu.doctor.examined import Examined
 from nri_gpu.doctor.go_toml import seconds
-from nri_gpu.doctor.processes import NOT_THE_HOST, ON_THE_HOST
+from nri_gpu.doctor.programs import NOT_THE_HOST, ON_THE_HOST
 from nri_gpu.doctor.runtime_settings import NRI, NriSettings
 from nri_gpu.doctor.runtimes import NRI_BY_DEFAULT, ContainerRuntime, in_path, same_socket
 from nri_gpu.doctor.sockets import SocketState, socket_state

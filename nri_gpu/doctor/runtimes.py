@@ -22,7 +22,7 @@ from nri_gpu.doctor.distributions import (
     written_anew,
 )
 from nri_gpu.doctor.examined import Examined, is_there
-from nri_gpu.doctor.processes import RunningProgram, running, shares_mounts, unit_of
+from nri_gpu.doctor.programs import RunningProgram, running, shares_mounts, unit_of
 from nri_gpu.doctor.runtime_settings import (
     CONFIGS,
     CRI_PLUGINS,

@@ -70,7 +70,7 @@ from nri_gpu.plugin.decision_log import HooksSeen, container_fields, log_decisio
 from nri_gpu.plugin.dependencies import PluginDependencies
 from nri_gpu.plugin.monitors import MonitorPods
 from nri_gpu.plugin.nri_service import REQUEST_TIMEOUT_S
-from nri_gpu.plugin.processes import ProcessLooks
+from nri_gpu.plugin.process_looks import ProcessLooks
 from nri_gpu.plugin.read_allocation import AllocationFacts, read_allocation
 from nri_gpu.plugin.released import ReleasedGpus
 from nri_gpu.plugin.starts import GrantedContainers

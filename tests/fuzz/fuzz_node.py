@@ -16,7 +16,7 @@ from typing import Final
 from nri_gpu.doctor.component_checks import other_findings
 from nri_gpu.doctor.driver_checks import driver_findings
 from nri_gpu.doctor.kubelet_checks import kubelet_findings
-from nri_gpu.doctor.processes import running
+from nri_gpu.doctor.programs import running
 from nri_gpu.doctor.runtime_checks import runtime_findings
 from nri_gpu.doctor.runtimes import container_runtime
 from nri_gpu.domain.bounds import GPU_INDEX_MAX

@@ -34,7 +34,7 @@ from nri_gpu.ledger.events import DevicesAllocated
 from nri_gpu.ledger.holders import Releasing
 from nri_gpu.ledger.ledger import Entry, GrantPhase, Ledger
 from nri_gpu.plugin.guard_status import GuardStatus, process_started, write_guard_status
-from nri_gpu.plugin.processes import Lost
+from nri_gpu.plugin.process_looks import Lost
 from nri_gpu.policy.health_settings import OtherXids
 from nri_gpu.stray.judge import StrayProcess, StrayUse
 from nri_gpu.system.child import Unkilled

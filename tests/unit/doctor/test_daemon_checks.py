@@ -13,7 +13,7 @@ from nri_gpu.daemon.answers import PolicyStatus, SynchronizeStatus
 from nri_gpu.domain.container import ContainerId, FirstProcess
 from nri_gpu.domain.errors import Fault, PolicyError
 from nri_gpu.domain.finding import Level
-from nri_gpu.plugin.processes import Lost
+from nri_gpu.plugin.process_looks import Lost
 from nri_gpu.policy.model import BUILT_IN, Policy
 from nri_gpu.policy.mps_settings import MpsSettings
 from nri_gpu.system.child import Unkilled

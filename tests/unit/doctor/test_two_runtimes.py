@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from msgspec.structs import replace
 
-from nri_gpu.doctor.processes import running, shares_mounts
+from nri_gpu.doctor.programs import running, shares_mounts
 from nri_gpu.doctor.runtimes import ContainerRuntime, container_runtime
 from nri_gpu.doctor.sockets import file_at, file_of, listening
 from nri_gpu.domain.finding import Finding, Level

@@ -34,7 +34,7 @@ from nri_gpu.ledger.processes import (
     Told,
 )
 from nri_gpu.nri.subscription import Event
-from nri_gpu.plugin.processes import ProcessLooks
+from nri_gpu.plugin.process_looks import ProcessLooks
 from nri_gpu.system import folder_watch
 from nri_gpu.system.cgroups import EVENTS, ContainerCgroups, Mounted
 from nri_gpu.system.state import NodeState
