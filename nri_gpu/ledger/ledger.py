@@ -229,7 +229,7 @@ class Ledger(Struct, frozen=True):
     @property
     def lost(self) -> Mapping[ContainerId, float]:
         """Map containers that are over or not listed, and may have processes, to the time since when."""
-        entries = {id_: each.since for id_, each in self.entries.items() if each.lost}
+        entries = {id_: each.since for id_, each in self.entries.items() if each.phase is GrantPhase.LOST}
         lives = {id_: each.lost_since for id_, each in self.live.items() if each.lost_since is not None}
         return lives | entries
 
