@@ -164,7 +164,8 @@ class MpsDaemon:
         except ProcessLookupError:
             watch = None
         except OSError as error:
-            raise MpsError(f"whether the {CONTROL} in {self.folder.file} still serves is not seen: {error}") from error
+            why = f"the {CONTROL} noted in {self.folder.file} may still serve, and cannot be watched"
+            raise MpsError(f"{why}: {error}; no other is started before it can be") from error
         if watch is None:
             self.folder = self._renewed()
             return False
