@@ -154,7 +154,7 @@ class MpsDaemon:
     async def adopt(self, tools: MpsTools, settings: MpsSettings) -> bool:
         """Take over the noted daemon if it lives and serves; end it if it only lives. Return whether it serves.
 
-        Raises: MpsError: it may live and cannot be watched, so that no other may be started.
+        Raises: MpsError: it may serve, and cannot be watched or asked: no other may be started.
         """
         if not self.folder.file.exists():
             return False
@@ -169,13 +169,17 @@ class MpsDaemon:
         if watch is None:
             self.folder = self._renewed()
             return False
-        with suppress(MpsError):
+        try:
             await tools.control(self.folder.uuid, self.folder.pipe, PROBE)
             await self._limit(tools, settings)
-            self._watch = watch
-            return True
-        await self._end(watch, signal.SIGTERM, signal.SIGKILL)
-        return False
+        except MpsError as error:
+            if isinstance(error.__cause__, OSError):  # it was not asked, and may serve
+                watch.close()
+                raise
+            await self._end(watch, signal.SIGTERM, signal.SIGKILL)
+            return False
+        self._watch = watch
+        return True
 
     def lost(self) -> None:
         """Note that the daemon has ended by itself."""

@@ -81,11 +81,11 @@ def test_the_folder_of_a_dead_one_is_not_used_again_and_that_of_none_is(tools: M
     assert adopted(folder, tools) == (False, DaemonFolder(tmp_path, UUID, "next"))
 
 
-@pytest.mark.parametrize("free", [0, 1])
+@pytest.mark.parametrize("free", [0, 1, 2])
 async def test_one_that_cannot_be_looked_at_is_not_taken_for_gone(
     child: subprocess.Popen[bytes], tools: MpsTools, tmp_path: Path, free: int
 ) -> None:
-    """free: without a descriptor its note cannot be read, and with one it cannot be watched."""
+    """free: descriptors: with none its note cannot be read, with one it cannot be watched, with two not be asked."""
     clients(tmp_path).mkdir(parents=True)
     folder, process = DaemonFolder(tmp_path, UUID, "a"), process_of(child.pid)
     assert process
