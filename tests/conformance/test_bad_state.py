@@ -57,6 +57,18 @@ def test_a_folder_that_fills_up_costs_nobody_a_grant(node: Containerd, launch: L
         )
 
 
+def test_a_folder_that_is_gone_is_told_and_a_restart_makes_another(node: Containerd, launch: Launch) -> None:
+    with staged(launch) as daemon:
+        node.cri.run_asking("device=0", "one")
+        launch.state.rename(launch.base / "elsewhere")
+        daemon.wait_logged("state folder removed or replaced while nri-gpu runs")
+        assert "[gpu-busy]" in node.cri.refused("device=0", "late").details
+        daemon.restart()
+        daemon.wait_staged()
+        assert "[gpu-busy]" in node.cri.refused("device=0", "later").details
+        node.cri.run_asking("device=1", "two")
+
+
 def nobody(content: bytes) -> bytes:
     """As one would edit it who wants those GPUs."""
     return content.replace(b"GPU-0a", b"GPU-3a").replace(b'"at"', b'"settled"').replace(b"exclusive", b"shared")

@@ -6,9 +6,6 @@ container of its pod of them, whoever serves the resource by then.
 
 from __future__ import annotations
 
-import json
-import os
-import stat
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Final
@@ -22,12 +19,11 @@ from tests.support.former_plugin import ANSWERS, Recorded
 from tests.support.guard import NriGuard
 from tests.support.podresources import PodResourcesServer, PodResourcesThread
 from tests.support.pods import ContainerSpec, PodSpec
-from tests.support.probe import Opened, check_opens, open_numbers
+from tests.support.probe import check_opens
 
 pytestmark = pytest.mark.containerd
 
 VARIABLE: Final = "NVIDIA_VISIBLE_DEVICES"
-KIND: Final = "k8s.device-plugin.nvidia.com/gpu"
 FOR_NOW: Final = r"\[node-not-ready\]"
 ALL: Final = {(195, minor) for minor in (*range(4), 255)}
 WHOLE: Final = {name: each for name, each in ANSWERS.items() if each.resource == "nvidia.com/gpu"}
@@ -56,20 +52,6 @@ def serving(told: PodResourcesServer, taking_over: Launch) -> Iterator[NriGpu]:
         yield daemon
 
 
-@pytest.fixture
-def cdi_file(node: Containerd, tmp_path: Path) -> Iterator[Path]:
-    """The specification that NVIDIA's device plugin wrote, with the node of GPU 1 and the hook that it comes with."""
-    device = tmp_path / "nvidia1"
-    os.mknod(device, stat.S_IFCHR | 0o666, os.makedev(195, 1))
-    nodes = [{"path": "/dev/nvidia1", "hostPath": str(device), "type": "c", "major": 195, "minor": 1}]
-    devices = [{"name": name, "containerEdits": {"deviceNodes": nodes}} for name in (UUIDS[1], "1")]
-    file = node.layout.cdi / "k8s.device-plugin.nvidia.com-gpu.json"
-    file.parent.mkdir(parents=True, exist_ok=True)
-    file.write_text(json.dumps({"cdiVersion": "0.5.0", "kind": KIND, "devices": devices}))
-    yield file
-    file.unlink(missing_ok=True)
-
-
 def run(
     node: Containerd, told: PodResourcesServer, recorded: Recorded, spec: ContainerSpec | None = None
 ) -> ContainerId:
@@ -88,14 +70,6 @@ def check_has(node: Containerd, container: ContainerId, recorded: Recorded) -> N
     assert set(status.env[VARIABLE].split(",")) == uuids
     mode = "shared" if "::" in recorded.ids[0] else "exclusive"
     assert f"mode={mode}" in status.oci["annotations"]["gpu.nri.io/grant"]
-
-
-def check_left_alone(node: Containerd, container: ContainerId) -> None:
-    assert open_numbers(node.cri, container, [(195, 1), (195, 0)]) == {
-        (195, 1): Opened.NO_DRIVER,
-        (195, 0): Opened.DENIED,
-    }
-    assert "gpu.nri.io/grant" not in node.cri.status(container).oci["annotations"]
 
 
 BY_VARIABLE: Final = [name for name, each in WHOLE.items() if not each.answer.annotations and each.answer.envs]
@@ -132,15 +106,6 @@ def test_over_restarts_of_container_and_daemon(node: Containerd, told: PodResour
 
 
 @pytest.mark.parametrize("strategy", [name for name in WHOLE if name.startswith("cdi-")])
-def test_whose_cdi_file_is_still_there_is_left_to_it(
-    node: Containerd, told: PodResourcesServer, serving: NriGpu, cdi_file: Path, strategy: str
-) -> None:
-    del serving
-    assert cdi_file.exists()
-    check_left_alone(node, run(node, told, WHOLE[strategy]))
-
-
-@pytest.mark.parametrize("strategy", [name for name in WHOLE if name.startswith("cdi-")])
 def test_whose_cdi_file_is_gone_the_runtime_refuses(
     node: Containerd, told: PodResourcesServer, serving: NriGpu, strategy: str
 ) -> None:
@@ -148,12 +113,3 @@ def test_whose_cdi_file_is_gone_the_runtime_refuses(
     del serving
     with pytest.raises(CriError, match=r"unresolvable CDI devices|CDI device injection failed"):
         run(node, told, WHOLE[strategy])
-
-
-def test_whose_nodes_the_kubelet_passes_is_left_alone(
-    node: Containerd, told: PodResourcesServer, serving: NriGpu, tmp_path: Path
-) -> None:
-    del serving
-    recorded, device = WHOLE["envvar with PASS_DEVICE_SPECS"], tmp_path / "nvidia1"
-    os.mknod(device, stat.S_IFCHR | 0o666, os.makedev(195, 1))
-    check_left_alone(node, run(node, told, recorded, recorded.spec(devices={"/dev/nvidia1": str(device)})))

@@ -186,6 +186,29 @@ async def test_a_successor_takes_over_beneath_admissions(
             assert successor.terminate() == 0
 
 
+@in_a_loop
+async def test_nothing_is_healthy_while_the_runtime_is_away(
+    fresh_node: Containerd, tmp_path: Path, folder: Path
+) -> None:
+    with NriGpu(launched(fresh_node, tmp_path, folder)) as daemon:
+        await aside(daemon.wait_ready)
+        async with Kubelet(folder) as kubelet:
+            await kubelet.wait_healthy(GPU, 4)
+            client = kubelet.clients[GPU]
+            await aside(fresh_node.terminate)
+            await kubelet.wait_healthy(GPU, 0)
+            assert kubelet.capacity(GPU) == 4
+            with pytest.raises(AdmissionError, match="not connected to the container runtime"):
+                await kubelet.allocate(GPU, UUIDS[:1])
+            await aside(fresh_node.restart)
+            await kubelet.wait_healthy(GPU, 4)
+            assert kubelet.clients[GPU] is client  # the stream went on through all of it
+            _, container = await aside(run, fresh_node, "train", await kubelet.admit("train", "main", {GPU: 1}))
+            check_gpus(fresh_node, container, sorted(kubelet.in_use(GPU)))
+            assert await aside(daemon.terminate) == 0
+            await kubelet.wait_healthy(GPU, 0)
+
+
 @on_newest
 @in_a_loop
 async def test_nvmls_child_is_started_anew_beside_grpc(node: Containerd, tmp_path: Path, folder: Path) -> None:
