@@ -70,15 +70,6 @@ def test_one_that_is_stopped_during_its_start_runs_and_holds(runtime: packages.R
         assert not daemon.status()["lost"]
 
 
-def test_removal_and_the_end_of_the_pod_free_gpus(node: Containerd, daemon: NriGpu) -> None:
-    removed = node.cri.run_asking("device=0", "one")
-    node.cri.run_asking("device=1", "two")
-    node.cri.remove(removed)
-    daemon.wait_held({"two/main": [UUIDS[1]]})
-    node.cri.remove_pod_named("two")
-    daemon.wait_held({})
-
-
 @pytest.mark.short
 def test_the_plugin_killed_between_creates_has_the_same_ledger(node: Containerd, daemon: NriGpu) -> None:
     node.cri.run_asking("device=0,1; mode=shared", "a")
