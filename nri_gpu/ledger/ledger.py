@@ -6,6 +6,7 @@ import math
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Set
 from enum import StrEnum
+from functools import cached_property
 from itertools import chain
 from typing import TypeVar
 
@@ -103,7 +104,7 @@ class Live(Struct, frozen=True):
     lost_since: float | None = None  # as for a lost entry, seconds on the monotonic clock; None if it is not lost
 
 
-class Ledger(Struct, frozen=True):
+class Ledger(Struct, frozen=True, dict=True):
     """The holders of a node's GPUs. `apply` (ledger/apply.py) makes the next one of it."""
 
     entries: Mapping[ContainerId, Entry] = {}  # grants
@@ -226,7 +227,7 @@ class Ledger(Struct, frozen=True):
         """Return the containers that should have started by now. grace_s: the policy's `created_grace_s`."""
         return frozenset(id_ for id_, entry in self.entries.items() if entry.is_over(now, grace_s))
 
-    @property
+    @cached_property  # a look at processes asks six times
     def lost(self) -> Mapping[ContainerId, float]:
         """Map containers that are over or not listed, and may have processes, to the time since when."""
         entries = {id_: each.since for id_, each in self.entries.items() if each.phase is GrantPhase.LOST}
