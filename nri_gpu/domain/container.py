@@ -17,6 +17,7 @@ PodUid = NewType("PodUid", str)  # of the pod itself, stable for its life
 
 
 MARKERS_MAX: Final = 128  # on one container
+TOLD_WITHIN_S: Final = 1.0  # how long to wait for the runtime to tell of an exit that was seen: its word comes first
 
 
 DeviceNumber = tuple[int, int]  # major and minor of a character device

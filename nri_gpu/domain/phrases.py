@@ -107,8 +107,7 @@ CATALOGUE: Final[Mapping[str, Mapping[str, tuple[str, str]]]] = {
             "Let nri-gpu see the host's cgroups (`nri-gpu doctor`), or delete the pod.",
         ),
         "cgroups not walked: containers that the runtime does not list keep their GPUs": (
-            "A cgroup of the host cannot be looked into, or the kernel answers late: nri-gpu cannot tell whether such "
-            "a container still has a process.",
+            "A cgroup of the host cannot be looked into in time, so nobody knows whether such a container still runs.",
             "Mend what the line names, or raise LimitNOFILE= or TasksMax=; nri-gpu tries again each second.",
         ),
         "process of a container cannot be watched": (

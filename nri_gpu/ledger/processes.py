@@ -25,7 +25,7 @@ from typing import Final
 
 from msgspec import Struct
 
-from nri_gpu.domain.container import ContainerId, FirstProcess
+from nri_gpu.domain.container import TOLD_WITHIN_S, ContainerId, FirstProcess
 from nri_gpu.domain.gpu import GpuUuid
 from nri_gpu.ledger.entries import STARTS_S
 from nri_gpu.ledger.events import (
@@ -40,7 +40,6 @@ from nri_gpu.ledger.events import (
 )
 from nri_gpu.ledger.ledger import Entry, GrantPhase, Lapse, Ledger
 
-TOLD_WITHIN_S: Final = 1.0  # how long to wait for the runtime's own exit event, which takes precedence
 WATCHED_MAX: Final = 512  # pidfds, of the 1,024 descriptors that a process has by default
 PAUSE_S: Final = 0.1  # between looks at lost containers, where nothing tells
 WALK_PAUSE_S: Final = 1.0  # between walks, and before the first one for an unstarted container

@@ -13,8 +13,8 @@ from loguru import logger
 from msgspec import Struct
 from msgspec.structs import replace
 
+from nri_gpu.domain.container import TOLD_WITHIN_S
 from nri_gpu.domain.errors import LocalProtocolError, OversizeError, RemoteProtocolError
-from nri_gpu.ledger.processes import TOLD_WITHIN_S
 from nri_gpu.nri.convert import Configured, register_to_pb
 from nri_gpu.nri.list_size import ListSize
 from nri_gpu.nri.subscription import Subscription, holds_list_back

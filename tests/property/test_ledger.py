@@ -42,7 +42,16 @@ from nri_gpu.decision.decide import decide
 from nri_gpu.decision.overlaps import conflicts, overlaps
 from nri_gpu.decision.refusals import why_not
 from nri_gpu.domain.allocation import AllocatedDevice
-from nri_gpu.domain.container import Cgroup, Container, ContainerId, DeviceRef, FirstProcess, PodId, PodUid
+from nri_gpu.domain.container import (
+    TOLD_WITHIN_S,
+    Cgroup,
+    Container,
+    ContainerId,
+    DeviceRef,
+    FirstProcess,
+    PodId,
+    PodUid,
+)
 from nri_gpu.domain.decision import Grant, Inject
 from nri_gpu.domain.edits import NO_EDITS
 from nri_gpu.domain.gpu import Gpu, GpuUuid, MigPart
@@ -56,7 +65,7 @@ from nri_gpu.ledger.grant_text import SignedGrant, verify_grant
 from nri_gpu.ledger.holders import Usage
 from nri_gpu.ledger.ledger import Entry, GrantPhase, Ledger
 from nri_gpu.ledger.opened import numbers_of, opened_uuids, seen
-from nri_gpu.ledger.processes import TOLD_WITHIN_S, Began, Exited
+from nri_gpu.ledger.processes import Began, Exited
 from nri_gpu.ledger.recording import Remembered
 from nri_gpu.nri.session import Listed
 from nri_gpu.plugin.dependencies import PluginDependencies

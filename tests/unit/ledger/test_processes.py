@@ -7,11 +7,10 @@ from typing import Final
 
 import pytest
 
-from nri_gpu.domain.container import Cgroup, ContainerId, FirstProcess
+from nri_gpu.domain.container import TOLD_WITHIN_S, Cgroup, ContainerId, FirstProcess
 from nri_gpu.ledger.events import Created, LedgerEvent, ProcessesFound, Removed, Started, Stopped, Synchronized
 from nri_gpu.ledger.ledger import Ledger
 from nri_gpu.ledger.processes import (
-    TOLD_WITHIN_S,
     WALK_PAUSE_S,
     WATCHED_MAX,
     Began,

@@ -13,8 +13,8 @@ from typing import Final
 import pytest
 
 from nri_gpu._pb import nri_pb2 as pb
+from nri_gpu.domain.container import TOLD_WITHIN_S
 from nri_gpu.ledger.entries import STARTS_S
-from nri_gpu.ledger.processes import TOLD_WITHIN_S
 from nri_gpu.nri.subscription import Event
 from nri_gpu.plugin import supervisor
 from tests.support import nri_messages as nri

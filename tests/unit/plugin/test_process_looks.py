@@ -16,7 +16,7 @@ from typing import Final
 
 import pytest
 
-from nri_gpu.domain.container import Cgroup, ContainerId, FirstProcess, PodUid
+from nri_gpu.domain.container import TOLD_WITHIN_S, Cgroup, ContainerId, FirstProcess, PodUid
 from nri_gpu.domain.gpu import GpuUuid
 from nri_gpu.domain.node import Inventory
 from nri_gpu.ledger.events import Created, LedgerEvent, ProcessesFound, Started, Stopped, Synchronized
@@ -26,7 +26,6 @@ from nri_gpu.ledger.processes import (
     LONGEST_PAUSE_S,
     PAUSE_S,
     STUCK_AFTER_S,
-    TOLD_WITHIN_S,
     WALK_LATE_S,
     WALK_PAUSE_S,
     WARNED_AFTER_S,
