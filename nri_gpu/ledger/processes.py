@@ -19,7 +19,7 @@ runtime that heeds no refused start. Unlisted: only the journal has it. What can
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Mapping, Set
+from collections.abc import Iterable, Iterator, Mapping
 from itertools import chain
 from typing import Final
 
@@ -178,12 +178,11 @@ class ContainerProcesses:
 
     def next(self, now: float, ledger: Ledger, means: Means) -> Next:
         """Return what to look at now."""
-        self._exits = {id_: pid for id_, pid in self._exits.items() if id_ in ledger.entries or id_ in ledger.live}
+        for each in [id_ for id_ in self._exits if id_ not in ledger.entries and id_ not in ledger.live]:
+            del self._exits[each]
         late = self._walk is not None and now - self._walk[0] >= WALK_LATE_S
         gpus = means.looks_at_gpus and self._next_gpus(now, ledger)
-        return Next(
-            {**self._exits}, self._next_looks(now, ledger, means), self._next_walk(now, ledger, means), late, gpus
-        )
+        return Next(self._exits, self._next_looks(now, ledger, means), self._next_walk(now, ledger, means), late, gpus)
 
     def due(self, now: float, ledger: Ledger, means: Means) -> float | None:
         """Return when to ask again if nothing is seen before, on the ledger's clock; None: no sooner than that."""
@@ -197,9 +196,7 @@ class ContainerProcesses:
         yield from (since + after_s for since in ledger.lost.values() for after_s in (WARNED_AFTER_S, STUCK_AFTER_S))
         if self._lost and not means.told:
             yield self._look_due
-        if means.tells:
-            known = ledger.processes.keys() & ledger.entries.keys()
-            yield from (ledger.entries[each].deadline(means.grace_s) + _LATE_S for each in known)
+        yield from (deadline + _LATE_S for deadline in _unlisted(ledger, means).values())
         if self._walk:
             yield self._walk[0] + WALK_LATE_S
         elif means.seen:
@@ -247,11 +244,11 @@ class ContainerProcesses:
     def _next_looks(self, now: float, ledger: Ledger, means: Means) -> frozenset[ContainerId]:
         before, self._lost = self._lost, frozenset(ledger.lost.keys() & ledger.processes.keys())
         lost = self._lost if self._lost - before or now >= self._look_due else frozenset()
-        return lost | _unlisted(now, ledger, means)
+        return lost | _overdue(now, ledger, means)
 
     def _looked_at(self, now: float, looked: LookedAt, ledger: Ledger, means: Means) -> Iterator[LedgerEvent]:
         self._look_due = now + PAUSE_S
-        left, unlisted = looked.container_ids - looked.empty, _unlisted(now, ledger, means)
+        left, unlisted = looked.container_ids - looked.empty, _overdue(now, ledger, means)
         lost_empty, unlisted_empty = looked.empty & ledger.lost.keys(), looked.empty & unlisted
         for event, ids in ((Gone, lost_empty), (NeverStarted, unlisted_empty), (Removed, left & unlisted)):
             if ids:
@@ -302,9 +299,16 @@ def _uuids(ledger: Ledger, container_id: ContainerId) -> Iterable[GpuUuid]:
     return entry.grant.held if entry and entry.lost else opened.held if opened else ()
 
 
-def _unlisted(now: float, ledger: Ledger, means: Means) -> Set[ContainerId]:
-    """Return the containers that should have started by now, and have a process that a walk found."""
-    return ledger.overdue(now, means.grace_s) & ledger.processes.keys() if means.tells else frozenset()
+def _unlisted(ledger: Ledger, means: Means) -> Mapping[ContainerId, float]:
+    """Map containers that only the journal has, and that a walk found, to the time by which they should have started."""
+    if not means.tells:
+        return {}
+    found = (id_ for id_, each in ledger.entries.items() if each.remembered and id_ in ledger.processes)
+    return {id_: ledger.entries[id_].deadline(means.grace_s) for id_ in found}
+
+
+def _overdue(now: float, ledger: Ledger, means: Means) -> frozenset[ContainerId]:
+    return frozenset(id_ for id_, deadline in _unlisted(ledger, means).items() if now > deadline)
 
 
 def _unstarted(ledger: Ledger, means: Means) -> Mapping[ContainerId, Entry]:
