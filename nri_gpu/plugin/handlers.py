@@ -326,8 +326,8 @@ class Plugin:
 
     def synchronized(self, listed: tuple[Listed, ...], request_timeout_s: float = REQUEST_TIMEOUT_S) -> None:
         """Rebuild the ledger from what the runtime lists. request_timeout_s: for how long it waits for an answer."""
-        node, known = self.state.node, self.ledger.lost
-        # A lost container that is listed without a PID is still lost: its shim does not answer.
+        node, known = self.state.node, self.ledger.lost.keys() - self.ledger.unsought.keys()
+        # A lost container with a process that is listed without a PID is still lost: its shim does not answer.
         listed = tuple(item for item in listed if item.pid or item.container.id not in known)
         self._observed = node.inventory, self.monitors.now
         event, self.ungranted = self._listed.read(listed, self._needs.clock(), request_timeout_s)

@@ -146,6 +146,18 @@ async def test_the_next_attempt_ends_no_unlisted_one_that_has_a_process(
     assert "gpu-busy" in bench.refused(nri.asking("device=0", "second"))
 
 
+async def test_one_that_is_looked_for_and_listed_again_is_what_the_list_says(tmp_path: Path) -> None:
+    """A list that lacked it was too early, and the runtime still has to start it: the walk ends it no more."""
+    bench = Bench(cgroups=ContainerCgroups([Mounted("0:1", "/", str(tmp_path), "cgroup2", frozenset())]))
+    of, made = bench.granted("device=0", "first")
+    bench.synchronize()
+    assert bench.phases() == {ID: "lost"}
+    bench.synchronize([of], [nri.created(made)])
+    assert bench.phases() == {ID: "created"}
+    await until("the walk to be over", lambda: not bench.plugin.ledger.unsought)
+    assert bench.phases() == {ID: "created"}
+
+
 @pytest.mark.parametrize("outer", ["listed", "lost"])
 async def test_no_container_tells_of_another_by_the_name_of_a_cgroup_below_its_own(tmp_path: Path, outer: str) -> None:
     """Whether it holds a GPU itself and is lost, or asks for nothing and is listed."""
