@@ -6,6 +6,7 @@ unseen is looked at again; and a daemon that begins anew makes the same of a lis
 
 from __future__ import annotations
 
+import math
 import tempfile
 from collections.abc import Iterable
 from pathlib import Path
@@ -14,6 +15,7 @@ from typing import Final
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
+from msgspec.structs import replace
 
 from nri_gpu.decision.decide import decide
 from nri_gpu.domain.container import Cgroup, Container, ContainerId, FirstProcess
@@ -35,9 +37,8 @@ from nri_gpu.ledger.processes import ContainerProcesses, LookedAt, Means, Walked
 from nri_gpu.policy.model import Policy
 from nri_gpu.records.ledger_file import read_ledger, write_ledger
 from tests.support import builders as make
-from tests.support.ledgers import GRACE_S, after
+from tests.support.ledgers import GRACE_S, RULES, after
 
-MEANS: Final = Means(GRACE_S)
 ANSWER_S: Final = 2.0  # for how long the runtime waits for one
 NODE: Final = make.node(make.gpus(1))
 POLICY: Final = Policy.default()
@@ -56,15 +57,21 @@ def holders(ledger: Ledger) -> dict[ContainerId, GrantPhase]:
 class Node(RuleBasedStateMachine):
     """made: all that were granted the node's one GPU, with their grants and when. unsettled: those in the journal.
 
+    tells: whether the runtime tells of each start, and heeds our refusal of one.
     living: those with a process. walk: when one began that goes on, for whom, and what it has found.
     """
 
+    tells = True
+
     def __init__(self) -> None:
         super().__init__()
+        self.means = Means(GRACE_S, tells=self.tells)
+        self.ledger_rules = RULES if self.tells else replace(RULES, created_grace_s=math.inf)
         self.ledger, self.table, self.now = Ledger(), ContainerProcesses(), 0.0
         self.made: dict[ContainerId, tuple[Container, Entry]] = {}
         self.unsettled: set[ContainerId] = set()
         self.living: set[ContainerId] = set()
+        self.untold: set[ContainerId] = set()  # that run, and were created by all that the ledger was told
         self.walk: tuple[float, frozenset[ContainerId], dict[ContainerId, FirstProcess]] | None = None
         self.unseen: dict[ContainerId, float] = {}  # since a list that lacks them, and no whole walk since then
         self.folder = tempfile.TemporaryDirectory()
@@ -73,7 +80,7 @@ class Node(RuleBasedStateMachine):
         self.folder.cleanup()
 
     def take(self, *events: LedgerEvent) -> None:
-        self.ledger = after(self.ledger, *events)
+        self.ledger = after(self.ledger, *events, rules=self.ledger_rules)
 
     def chosen(self, those: Iterable[int]) -> list[ContainerId]:
         newest = list(reversed(self.made))
@@ -85,12 +92,17 @@ class Node(RuleBasedStateMachine):
         self.now += 0.5
         id_ = ContainerId(f"container-{len(self.made)}")
         container = make.container("device=0", of=pod, id=id_)
+        if not self.tells:  # the kubelet makes the next attempt once the last one is dead
+            dead = self.untold & self.ledger.attempts(container.pod.uid, container.name).keys()
+            self.untold, self.living = self.untold - dead, self.living - dead
+            self.take(Removed(self.now, self.ledger.running_before(id_, container.pod.uid, container.name)))
         self.take(Ticked(self.now))
         decision = decide(container, NODE, cleared_for(self.ledger, container, self.now), POLICY)
         if isinstance(decision, Inject):
             self.take(Created(self.now, container, decision.grant))
             self.made[id_] = container, self.ledger.entries[id_]
             self.unsettled.add(id_)
+        self.look()
 
     @rule(number=numbers, seen=st.booleans())
     def start(self, number: int, seen: bool) -> None:
@@ -137,7 +149,7 @@ class Node(RuleBasedStateMachine):
         event = Synchronized(self.now, frozenset(there), entries, remembered, processes=processes, unsought=unsought)
         file = Path(self.folder.name, "ledger.json")
         write_ledger(file, self.ledger)
-        anew = after(read_ledger(file, self.now), event)
+        anew = after(read_ledger(file, self.now), event, rules=self.ledger_rules)
         self.take(event)
         assert holders(anew) == holders(self.ledger)
         assert (anew.processes, anew.unsought) == (self.ledger.processes, self.ledger.unsought)
@@ -149,14 +161,16 @@ class Node(RuleBasedStateMachine):
     def the_runtime_says_that_it_is_over(self, number: int, what: str) -> None:
         self.now += 0.5
         for id_ in self.chosen([number]):
+            pod = self.made[id_][0].pod.id
+            self.untold -= {each for each in self.untold if self.made[each][0].pod.id == pod}
             events: dict[str, LedgerEvent] = {
                 "stopped": Stopped(self.now, id_),
                 "removed": Removed(self.now, (id_,)),
-                "pod gone": PodGone(self.now, self.made[id_][0].pod.id),
+                "pod gone": PodGone(self.now, pod),
             }
             self.take(events[what])
 
-    @rule(wait_s=st.sampled_from([0.1, 1.0, ANSWER_S + 1, GRACE_S + 1]))
+    @rule(wait_s=st.sampled_from([1.0, ANSWER_S + 1, GRACE_S + 1]))
     def time_goes_by(self, wait_s: float) -> None:
         self.now += wait_s
         self.take(*self.table.overdue(self.now, self.ledger), Ticked(self.now))
@@ -164,13 +178,13 @@ class Node(RuleBasedStateMachine):
 
     def look(self) -> bool:
         """Look at what is due. Return whether there is anything."""
-        found = self.table.next(self.now, self.ledger, MEANS)
+        found = self.table.next(self.now, self.ledger, self.means)
         if found.walk:
             assert self.walk is None
             self.walk = self.now, found.walk, {id_: process(id_) for id_ in found.walk & self.living}
         if found.look_at:
             looked = LookedAt(found.look_at, found.look_at - self.living)
-            self.take(*self.table.saw(self.now, looked, self.ledger, MEANS))
+            self.take(*self.table.saw(self.now, looked, self.ledger, self.means))
         return bool(found.walk or found.look_at)
 
     @precondition(lambda self: self.walk)
@@ -179,22 +193,24 @@ class Node(RuleBasedStateMachine):
         assert self.walk
         (began, sought, found), self.walk = self.walk, None
         self.now += 0.5
+        if not self.tells:  # what starts behind the walk looks the same a moment later
+            found = {id_: process(id_) for id_ in sought & self.living}
         if not whole:
             found = {}
-        self.take(*self.table.saw(self.now, Walked(found, whole), self.ledger, MEANS))
+        self.take(*self.table.saw(self.now, Walked(found, whole), self.ledger, self.means))
         seen = sought if whole else set(found)
         self.unseen = {id_: at for id_, at in self.unseen.items() if id_ not in seen or at > began}
         self.unseen = {id_: at for id_, at in self.unseen.items() if id_ not in found}
 
     @invariant()
     def who_may_have_a_process_holds(self) -> None:
-        for id_ in self.unseen.keys() | (self.living & self.ledger.processes.keys()):
+        for id_ in self.unseen.keys() | (self.living & (self.ledger.processes.keys() | self.untold)):
             assert self.ledger.entries[id_].holds
 
     @invariant()
     def what_is_lost_or_unseen_is_looked_at_again(self) -> None:
         if self.ledger.lost or self.ledger.unsought:
-            due = self.table.due(self.now, self.ledger, MEANS)
+            due = self.table.due(self.now, self.ledger, self.means)
             if due is None and not self.walk:
                 assert self.look()
 
@@ -203,5 +219,24 @@ class Node(RuleBasedStateMachine):
         assert set(self.ledger.unsought) == {id_ for id_ in self.unseen if id_ in self.ledger.entries}
 
 
+class HeedlessNode(Node):
+    """A node whose runtime heeds no refused start, and starts restored containers without a word."""
+
+    tells = False
+
+    @rule(number=numbers, whole=st.booleans())
+    def start_untold(self, number: int, whole: bool) -> None:
+        """Maybe at the end of a walk."""
+        for id_ in self.chosen([number]):
+            entry = self.ledger.entries.get(id_)
+            if entry and entry.phase is GrantPhase.CREATED:
+                self.living.add(id_)
+                self.untold.add(id_)
+        if self.walk:
+            self.the_walk_ends(whole)
+
+
 TestProcessTable = Node.TestCase
-TestProcessTable.settings = settings(max_examples=100, stateful_step_count=30)
+TestProcessTable.settings = settings(max_examples=200, stateful_step_count=30)
+TestProcessTableOfHeedlessRuntime = HeedlessNode.TestCase
+TestProcessTableOfHeedlessRuntime.settings = TestProcessTable.settings
