@@ -127,6 +127,10 @@ class Ledger(Struct, frozen=True, dict=True):
 
     def usage(self) -> Mapping[GpuUuid, Usage]:
         """GPU -> who is on it; GPUs that nobody holds, and nobody has just left, are absent."""
+        return self._usage
+
+    @cached_property  # the followers of each change ask for it as well
+    def _usage(self) -> Mapping[GpuUuid, Usage]:
         grants: defaultdict[GpuUuid, dict[ContainerId, Grant]] = defaultdict(dict)
         reservations: defaultdict[GpuUuid, dict[AllocatedDevice, Reservation]] = defaultdict(dict)
         external: defaultdict[GpuUuid, dict[ContainerId, ExternalAllocation]] = defaultdict(dict)

@@ -300,7 +300,7 @@ def _uuids(ledger: Ledger, container_id: ContainerId) -> Iterable[GpuUuid]:
 
 
 def _unlisted(ledger: Ledger, means: Means) -> Mapping[ContainerId, float]:
-    """Map containers that only the journal has, and that a walk found, to the time by which they should have started."""
+    """Map containers that only the journal has, and that a walk found, to when they should have started by."""
     if not means.tells:
         return {}
     found = (id_ for id_, each in ledger.entries.items() if each.remembered and id_ in ledger.processes)
