@@ -95,7 +95,11 @@ class ProcessLooks:
         self._take(self._clock(), observation)
         if not (self._comes or isinstance(observation, Told)):  # what is watched in vain does no harm until the next
             self._comes = True
-            self._later(self._turn)
+            self._later(self._turn_if_none_came)
+
+    def _turn_if_none_came(self) -> None:
+        if self._comes:
+            self._turn()
 
     def look(self) -> None:
         """Look at all lost containers, and at what else is due."""
@@ -130,17 +134,18 @@ class ProcessLooks:
         """Look, and wait for what is next. at: a time that has come, by the ledger's clock."""
         self._comes = False
         now = max(at, self._clock())
-        self._look(now)
+        means = self._look(now)
         if self._timer:
             self._timer.cancel()
             self._timer = None
-        if (due := self.table.due(now, self._state.ledger, self._means)) is not None:
+        if (due := self.table.due(now, self._state.ledger, means)) is not None:
             self._timer = asyncio.get_running_loop().call_later(due - now, self._turn, due)
 
-    def _look(self, now: float) -> None:
+    def _look(self, now: float) -> Means:
         self._tell(self.table.overdue(now, self._state.ledger))
         self._watch_cgroups()
-        found = self.table.next(now, self._state.ledger, self._means)
+        means = self._means
+        found = self.table.next(now, self._state.ledger, means)
         self._watch_exits(found.exits)
         if found.gpus and self._look_at_gpus:
             self._look_at_gpus()
@@ -154,6 +159,7 @@ class ProcessLooks:
             self._take(now, LookedAt(found.look_at, empty))
             self._tell(self.table.overdue(now, self._state.ledger))  # fewer GPUs may be stuck
         self._warn(now)
+        return means
 
     # --- pidfds ---
 
