@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import math
 import random
 import time
 from collections.abc import Awaitable, Callable, Iterable, Iterator
@@ -150,7 +151,7 @@ def due(wait_s: float) -> float:
     Such waits end at whole seconds, many of them at one: to wake an idle daemon costs more than what it does then.
     """
     end = asyncio.get_running_loop().time() + wait_s
-    return end if wait_s < 1 else float(round(end))
+    return float(round(end)) if 1 <= wait_s < math.inf else end
 
 
 async def first_done(*waits: Awaitable[object], timeout_s: float | None = None) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 from typing import Final
 
 import pytest
@@ -120,6 +121,12 @@ async def test_long_waits_end_at_whole_seconds_so_that_one_wake_up_serves_many(
     before, end, after = asyncio.get_running_loop().time(), due(wait_s), asyncio.get_running_loop().time()
     assert before - early_or_late_s <= end - wait_s <= after + early_or_late_s
     assert end.is_integer() or not early_or_late_s
+
+
+async def test_a_wait_may_be_for_ever() -> None:
+    event = asyncio.Event()
+    asyncio.get_running_loop().call_soon(event.set)
+    assert await set_within(event, math.inf)
 
 
 async def test_a_wait_makes_no_task() -> None:
