@@ -153,8 +153,7 @@ def _stopped(ledger: Ledger, event: Stopped) -> Ledger:
     if event.unstarted and entry and entry.ran:
         told = ledger.starting.get(id_, event.at) is not None  # that it runs, or is to be stopped
         return ledger if told else replace(ledger, starting={**ledger.starting, id_: event.at})
-    known = id_ in ledger.processes or id_ in ledger.unsought
-    if entry is None or entry.ran or (entry.holds and known):
+    if entry is None or entry.ran or (entry.holds and id_ in ledger.may_live):
         return _over(ledger, (id_,), event.at)
     return _lapsed(ledger if event.unstarted else _not_starting(ledger, {id_}), (id_,), event.at)
 
@@ -165,7 +164,7 @@ def _given_up(ledger: Ledger, at: float) -> Ledger:
     over = {id_ for id_ in stopped if ledger.entries[id_].phase is GrantPhase.RUNNING}
     if not over:
         return ledger
-    known = over & (ledger.processes.keys() | ledger.unsought.keys())
+    known = over & ledger.may_live
     after = _lapsed(_over(ledger, known, at), over - known, at)
     return replace(after, starting={id_: since for id_, since in ledger.starting.items() if id_ in after.entries})
 
@@ -194,7 +193,7 @@ def _over(ledger: Ledger, container_ids: Iterable[ContainerId], at: float) -> Le
     """
     ids = frozenset(container_ids)
     ledger = _not_starting(ledger, ids)
-    held = ids & (ledger.processes.keys() | ledger.unsought.keys())
+    held = ids & ledger.may_live
     entries = {id_: entry for id_ in held if (entry := ledger.entries.get(id_)) and entry.holds and entry.grant.held}
     lives = {id_: live for id_ in held if (live := ledger.live.get(id_))}
     lost = {
@@ -261,7 +260,7 @@ def _rebuilt(ledger: Ledger, event: Synchronized) -> Ledger:
     created = {id_ for id_ in remembered if (entry := ledger.entries.get(id_)) is None or not entry.ran}
     unlisted = processes.keys() | (unsought.keys() - created)
     old = _over(before, unlisted - event.ids, event.at)
-    lost = (old.lost.keys() & (processes.keys() | unsought.keys())) - event.ids
+    lost = (old.lost.keys() & before.may_live) - event.ids
     there = event.ids | lost
     entries = [
         *(each for id_, each in old.entries.items() if id_ in lost),

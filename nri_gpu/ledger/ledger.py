@@ -238,6 +238,11 @@ class Ledger(Struct, frozen=True, dict=True):
         lives = {id_: each.lost_since for id_, each in self.live.items() if each.lost_since is not None}
         return lives | entries
 
+    @property
+    def may_live(self) -> Set[ContainerId]:
+        """Return the containers whose processes can be looked at, or are looked for."""
+        return self.processes.keys() | self.unsought.keys()
+
     def with_processes(self, processes: Mapping[ContainerId, FirstProcess]) -> Ledger:
         """Add the first processes of containers; a cgroup counts only for the first container that has it."""
         known, of = dict(self.processes), {each.cgroup: id_ for id_, each in self.processes.items()}

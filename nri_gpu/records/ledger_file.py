@@ -92,7 +92,8 @@ class LedgerDocument(Struct, frozen=True, kw_only=True):
 def write_ledger(file: Path, ledger: Ledger) -> None:
     """Write the file, with a line for each grant. Raises: OSError."""
     # The next daemon comes to know by itself whom the list lacks and nobody has looked for.
-    entries = (replace(line, lost=line.lost and id_ not in ledger.unsought) for id_, line in _entry_lines(ledger))
+    lines = ((id_, _grant_line(entry)) for id_, entry in ledger.entries.items())
+    entries = (replace(line, lost=line.lost and id_ not in ledger.unsought) for id_, line in lines)
     grants = (*entries, *map(_grant_line, ledger.reservations.values()))
     foreign = (
         ExternalLine(
@@ -270,10 +271,6 @@ def holder_line(holder: Entry | Reservation) -> HolderLine:
         gpu_uuids=grant.uuids,
         driver_generation=grant.generation,
     )
-
-
-def _entry_lines(ledger: Ledger) -> Iterable[tuple[ContainerId, GrantLine]]:
-    return ((id_, _grant_line(entry)) for id_, entry in ledger.entries.items())
 
 
 def _grant_line(holder: Entry | Reservation) -> GrantLine:

@@ -91,8 +91,8 @@ class ContainerCgroups:
         process = process_of(pid, self._proc) if self._knows(pid) else None
         if process is None:
             return None
-        cgroup = self._own_cgroup(f"{self._proc}/{pid}", container_id)
-        cgroup = cgroup or self._own_cgroup(living_thread(pid, self._proc), container_id)
+        cgroup = self._cgroup_of(f"{self._proc}/{pid}", container_id)
+        cgroup = cgroup or self._cgroup_of(living_thread(pid, self._proc), container_id)
         return FirstProcess(pid, process.started, cgroup) if cgroup or self.same_pids else None
 
     @property
@@ -146,7 +146,7 @@ class ContainerCgroups:
     def _proc(self) -> Path:
         return PROC if self.same_pids or self._other_proc is None else self._other_proc
 
-    def _own_cgroup(self, thread: str | Path, container_id: ContainerId) -> Cgroup | None:
+    def _cgroup_of(self, thread: str | Path, container_id: ContainerId) -> Cgroup | None:
         try:
             paths = _cgroups_of_thread(thread)
         except UnseenError:  # it ended meanwhile; others of the process may live
