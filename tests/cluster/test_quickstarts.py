@@ -31,7 +31,7 @@ def test_a_reader_follows_it(cluster: Cluster, image: None, tmp_path: Path, page
     patch = f"kubectl -n {NAMESPACE} patch daemonset {ACCOUNT} --patch-file {reach}" if page == "dra" else "true"
     own = f"image.repository={IMAGE}"  # the page's is the reader's
     programs = {
-        "kubectl": f'exec {os.environ["NRI_GPU_CLUSTER"]}/cluster.sh kubectl "$@"',
+        "kubectl": f'exec {quote(os.environ["NRI_GPU_CLUSTER"])}/cluster.sh kubectl "$@"',
         "helm": f'cd {quote(str(ROOT))} && {helm.path} "$@" -f {given} --set {own} && {patch}',
     }
     for name, command in programs.items():

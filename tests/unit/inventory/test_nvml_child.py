@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import shlex
 import struct
 import subprocess
 import sys
@@ -321,7 +322,7 @@ async def test_no_second_process_while_the_first_cannot_be_killed(
     tmp_path: Path, script: Script, freezer: Freezer
 ) -> None:
     root = build_fake_nvml(tmp_path / "root", TWO)
-    real = sys.executable
+    real = shlex.quote(sys.executable)
     script(f"""{freezer.joining}echo '{{"call": "nvmlDeviceGetName", "gpu": 0}}'\nexec sleep 60\n""")
     async with started(root, Deadlines(call_s=0.5, slow_call_s=5.0)) as child:
         failing = asyncio.create_task(failure(child))
