@@ -56,8 +56,12 @@ class RuntimeConnection(Struct, frozen=True, kw_only=True):
 
 
 class NodeStatus(Struct, frozen=True, kw_only=True):
-    """The node. inventory_age_s: seconds since NVML confirmed it. inventory_confirmed: not by an earlier daemon."""
+    """The node. inventory_age_s: seconds since NVML confirmed it. inventory_confirmed: not by an earlier daemon.
 
+    name: in Kubernetes, else the host's; empty from an older daemon.
+    """
+
+    name: str = ""
     driver_version: str
     driver_generation: str
     driver_fault: str
@@ -151,6 +155,50 @@ class HealthStatus(Struct, frozen=True):
         return cls(health.state, health.since or None, health.why, health.changes, whole(unit).signs)
 
 
+class IdleStatus(Struct, frozen=True, kw_only=True):
+    """A holder that does not use its GPU, as far as samples see. samples: how many saw no use since then, without one.
+
+    no_process: it has no process on the GPU, which is certain; else its processes were not seen to do anything.
+    """
+
+    no_process: bool
+    since_s: float
+    samples: int
+
+
+class HolderUsage(Struct, frozen=True, kw_only=True):
+    """What the last sample saw of a holder on one GPU. processes: how many it has there. idle: None: no, or unknown."""
+
+    memory_bytes: int | None = None
+    processes: int | None = None
+    idle: IdleStatus | None = None
+
+
+class GpuUsage(Struct, frozen=True, kw_only=True):
+    """What the last sample of a GPU or MIG device saw. What the driver does not tell is None."""
+
+    sampled_s: float
+    memory_used_bytes: int | None = None
+    memory_total_bytes: int | None = None
+    utilization_percent: int | None = None
+    temperature_c: int | None = None
+    power_w: float | None = None
+    power_limit_w: float | None = None
+    sm_clock_mhz: int | None = None
+    memory_clock_mhz: int | None = None
+
+
+class SamplingStatus(Struct, frozen=True, kw_only=True):
+    """The samples of what GPUs do. enabled: by the policy. fault: why there is none, or no newer one.
+
+    each_second: a process samples them, and holds NVML open.
+    """
+
+    enabled: bool = False
+    each_second: bool = False
+    fault: str = ""
+
+
 class HolderStatus(HolderLine, frozen=True, kw_only=True):
     """A grant or a reservation. restart: why its container has to be restarted; empty where it need not.
 
@@ -162,6 +210,7 @@ class HolderStatus(HolderLine, frozen=True, kw_only=True):
     reserved: bool = False
     restart: str = ""
     cgroup: str | None = None
+    usage: HolderUsage | None = None
 
     @property
     def unseen(self) -> bool:
@@ -262,6 +311,7 @@ class UnitStatus(Struct, frozen=True, kw_only=True):
     opened_by: tuple[OpenedBy, ...] = ()
     monitors: tuple[str, ...] = ()
     left_by: ReleasingStatus | None = None
+    usage: GpuUsage | None = None
 
 
 class FaultStatus(Struct, frozen=True):
@@ -325,6 +375,7 @@ class DaemonStatus(Struct, frozen=True, kw_only=True, tag_field="schema", tag="n
     external: tuple[ExternalStatus, ...] = ()
     conflicts: tuple[ConflictStatus, ...] = ()
     unkilled: tuple[UnkilledStatus, ...] = ()
+    sampling: SamplingStatus = SamplingStatus()
 
 
 class RepairedAnswer(Struct, frozen=True, tag_field="schema", tag="nri-gpu/repaired/v1"):
