@@ -90,8 +90,8 @@ def run(args: argparse.Namespace) -> int:
         *loader_findings(seen),
         *node_advice(policy),
         *kubelet_advice(policy),
-        # Before nri-gpu has served the node there is nothing to guard.
-        *((guard_finding(seen),) if state_dir.exists() else ()),
+        # Before nri-gpu has served the node there is nothing to guard, nor where it joins no runtime.
+        *((guard_finding(seen),) if state_dir.exists() and not (status and not status.runtime.joined) else ()),
         *(registration_findings(status.runtime) if status else ()),
         *claim_findings(seen),
     )

@@ -111,6 +111,7 @@ VERBS: Final = (
         "nri_gpu.cli.run_command",
         "serve the container runtime: decide about GPUs and inject them, until stopped",
         "Connects to the runtime's NRI socket, and reconnects when it goes away. Options override the policy file.\n"
+        "With --gpus it joins no runtime unless --socket says which, and prints its state folder (docs/inventory.md).\n"
         "SIGHUP reloads the policy (a broken one is reported, and the old one stays) and asks NVML again.\n"
         "SIGTERM answers the requests in flight and stops.",
         (

@@ -74,7 +74,7 @@ def status_page(status: DaemonStatus, now: float, *, glance: bool = False) -> li
     glance: for a terminal, where a count of the GPUs and the faults come first.
     """
     runtime, node = status.runtime, status.node
-    name = f"{runtime.name or 'runtime'} {runtime.version}".strip()
+    name = f"{runtime.name or 'runtime'} {runtime.version}".strip() if runtime.joined else "no runtime"
     headline = f"{name}, driver {node.driver_version or '?'}, policy: {status.policy.source}"
     wrong = [*lines(faults(status) + to_mend(status), Tone.BAD)]
     rows = tuple(row for gpu in status.gpus for row in _rows(gpu, status, now))

@@ -40,7 +40,9 @@ class SynchronizeStatus(Struct, frozen=True, kw_only=True):
 class RuntimeConnection(Struct, frozen=True, kw_only=True):
     """The connection to the runtime. fault: why it is not ready. list_fault: why it could not list its containers.
 
-    answered_s: when we last answered one of its requests. cri_fault: why its CRI cannot be asked.
+    answered_s: when we last answered one of its requests. cri_fault: why its CRI cannot be asked. joined: false for a
+    simulation that joins no runtime, which is ready without it. second: what proves that another nri-gpu serves the
+    same runtime; empty where nothing does.
     """
 
     ready: bool
@@ -51,6 +53,8 @@ class RuntimeConnection(Struct, frozen=True, kw_only=True):
     fault: str = ""
     list_fault: str = ""
     cri_fault: str = ""
+    joined: bool = True
+    second: str = ""
     answered_s: float | None = None
     synchronize: SynchronizeStatus | None = None
 

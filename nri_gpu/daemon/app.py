@@ -69,9 +69,12 @@ class Daemon:
         topology: Path | None,
         succession: Succession | None = None,
         liveness: LivenessFile | None = None,
+        *,
+        joins_runtime: bool = True,
     ) -> None:
         self._folder = folder
         self._succession = succession or Succession(folder.path)
+        self._joins = joins_runtime
         self._hands_over = False  # told to stop while its successor stands by
         self._notifier = Notifier()
         self._liveness = liveness or LivenessFile(None)
@@ -90,7 +93,7 @@ class Daemon:
         self._policy = PolicyReload(policy_file, state, self._warn_of_fixed, lambda: self._sizes.namespaces())
         self._audit = _audit_log(fixed, folder.path)
         self._cri = RuntimeCri(lambda: state.settings.guard)
-        self._node = NodeControllers(state, fixed, folder, key, topology)
+        self._node = NodeControllers(state, fixed, folder, key, topology, stages=joins_runtime)
         self._refusals = Refusals()
         self._plugin = self._make_plugin(key)
         self._kubelet = self._make_kubelet()
@@ -219,6 +222,11 @@ class Daemon:
     async def _serve(self, inherited: int | None) -> None:
         if inherited is not None:
             await self._supervisor.run_inherited(inherited)
+        elif not self._joins:
+            self._reporter.alone()
+            self._serving = "a simulation, which joins no runtime"
+            self._tell_ready()
+            await self._stop.wait()
         else:
             await self._supervisor.run(Path(self._fixed.plugin.socket))
 
@@ -307,7 +315,9 @@ class Daemon:
         return View(
             node=state.node,
             ledger=state.ledger,
-            connection=self._reporter.connection(self._supervisor.facts, self._sizes.fault, self._cri.hindrance()),
+            connection=self._reporter.connection(
+                self._supervisor.facts, self._sizes.fault, self._cri.hindrance() if self._joins else ""
+            ),
             wall=time.time(),
             monotonic=time.monotonic(),
             inventory_age_s=cache.age_s(),
@@ -337,7 +347,7 @@ class Daemon:
                 fault=dra.fault,
             ),
             stray=StrayStatus(state.settings.stray.enabled, stray.looked_s, stray.fault, stray.findings),
-            guard_connected=guard_connected(Path(self._fixed.metrics.guard_dir)),
+            guard_connected=guard_connected(Path(self._fixed.metrics.guard_dir)) if self._joins else None,
         )
 
     def _repaired(self, word: str) -> RepairedAnswer:

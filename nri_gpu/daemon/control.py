@@ -134,6 +134,10 @@ class Reporter:
     def ready(self) -> None:
         self._connection = replace(self._connection, ready=True, since_s=time.time(), fault="")
 
+    def alone(self) -> None:
+        """Note that this daemon joins no runtime, and is ready without it."""
+        self._connection = replace(self._connection, ready=True, joined=False)
+
     def away(self, why: str) -> None:
         """Note that the runtime is not connected. why: the sentence."""
         since_s = time.time() if self._connection.ready else self._connection.since_s

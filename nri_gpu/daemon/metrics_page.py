@@ -168,13 +168,17 @@ def _unkilled(view: View) -> Iterator[Sample]:
     return (((each.program, each.gpu_uuid, str(each.pid)), each.since_s) for each in view.unkilled)
 
 
+def _connected(view: View) -> bool:
+    return view.connection.ready and view.connection.joined
+
+
 def _known(value: float | None) -> Iterable[Sample]:
     return [] if value is None else [((), value)]
 
 
 FAMILIES: Final = (
     Family(GAUGE, "nri_gpu_build_info", "1 for the version that runs.", lambda _: [((__version__,), 1)], ("version",)),
-    Family(GAUGE, "nri_gpu_connected", "1 while the container runtime is connected.", lambda v: v.connection.ready),
+    Family(GAUGE, "nri_gpu_connected", "1 while the container runtime is connected.", _connected),
     Family(COUNTER, "nri_gpu_reconnects", "Connections to the runtime that ended.", lambda v: v.counts.reconnects),
     Family(
         COUNTER,

@@ -41,10 +41,20 @@ def restart_only(policy: Policy) -> Mapping[str, object]:
 
 
 class NodeControllers:
-    """The node's controllers. fixed: the policy of the start. topology: a simulated node's file; None: this machine."""
+    """The node's controllers. fixed: the policy of the start. topology: a simulated node's file; None: this machine.
+
+    stages: whether containers can be given the driver's files.
+    """
 
     def __init__(
-        self, node_state: NodeState, fixed: Policy, folder: StateFolder, key: bytes, topology: Path | None
+        self,
+        node_state: NodeState,
+        fixed: Policy,
+        folder: StateFolder,
+        key: bytes,
+        topology: Path | None,
+        *,
+        stages: bool = True,
     ) -> None:
         self._node_state = node_state
         self._fixed = fixed
@@ -65,6 +75,7 @@ class NodeControllers:
             folder.path,
             node_state,
             simulated=self._simulated,
+            stages=stages,
             held=self._generations,
             module_changed=self._module_changed,
         )

@@ -8,7 +8,7 @@ from typing import Final
 from nri_gpu.daemon.answers import DaemonStatus, RuntimeConnection
 from nri_gpu.decision.overlaps import SEPARATE, conflict_sentence
 from nri_gpu.doctor.examined import Examined
-from nri_gpu.doctor.programs import is_installed, running
+from nri_gpu.doctor.programs import RunningProgram, is_installed, running
 from nri_gpu.doctor.runtimes import ContainerRuntime
 from nri_gpu.domain.finding import Finding, error, ok, unseen, warning
 from nri_gpu.driver.stage_owner import stage_advice
@@ -22,6 +22,7 @@ from nri_gpu.system.storage import signature
 
 _RESTART: Final = ("journalctl -u nri-gpu -e", "systemctl restart nri-gpu")
 _GUARD_PODS: Final = "kubectl get pods --all-namespaces -l app.kubernetes.io/component=guard"
+JOIN: Final = "# for it to serve the runtime, add --socket /var/run/nri/nri.sock to its command line"
 FAULTS_SHOWN: Final = 10
 SLOW_S: Final = 1.0  # half of the time that the runtime usually waits
 
@@ -36,7 +37,8 @@ def daemon_findings(seen: Examined, runtime: ContainerRuntime | None) -> Iterato
         yield from cri_findings("nri-gpu", seen.status.runtime.cri_fault)
         yield from _able(seen.status)
         yield from _held(seen.status, seen.now_s)
-    yield guard_finding(seen)
+    if not (seen.status and not seen.status.runtime.joined):
+        yield guard_finding(seen)
     if guard := read_guard_status(seen.at(seen.guard_dir)):
         yield from cri_findings("the guard", guard.cri_fault)
 
@@ -88,11 +90,14 @@ def _answers(seen: Examined) -> Finding:
             return ok(subject, "nri-gpu runs and answers")
         case PermissionError():
             return unseen(subject, f"only root may query the daemon in {seen.state_dir}", "sudo nri-gpu doctor")
-        case FileNotFoundError() if pid := _pid_of(seen, "run"):
+        case FileNotFoundError() if found := min(_ours(seen, "run"), key=_simulates_alone, default=None):
+            if _simulates_alone(found):
+                what = f"the nri-gpu that runs (pid {found.pid}) simulates a node (--gpus) and joins no runtime"
+                return error(subject, f"{what}: containers start without GPUs", JOIN, *_start(seen, "nri-gpu"))
             return error(
                 subject,
-                f"nri-gpu runs (pid {pid}), and its control socket is not in {seen.state_dir}: that folder was removed "
-                "or replaced, or is not the daemon's (--state-dir)",
+                f"nri-gpu runs (pid {found.pid}), and its control socket is not in {seen.state_dir}: that folder was "
+                "removed or replaced, or is not the daemon's (--state-dir)",
                 *_RESTART,
             )
         case FileNotFoundError() | ConnectionRefusedError():
@@ -112,6 +117,10 @@ def _answers(seen: Examined) -> Finding:
 
 def registration_findings(runtime: RuntimeConnection, now_s: float = 0.0) -> Iterator[Finding]:
     subject = "registration"
+    if not runtime.joined:
+        what = "it simulates a node and joins no runtime: no container gets a GPU from it"
+        yield warning(subject, what, JOIN)
+        return
     name = f"{runtime.name or 'the runtime'} {runtime.version}".strip()
     if runtime.ready:
         nri = f" (NRI {runtime.nri_version})" if runtime.nri_version else ""
@@ -228,11 +237,15 @@ def _held(status: DaemonStatus, now_s: float) -> Iterator[Finding]:
         )
 
 
-def _pid_of(seen: Examined, verb: str) -> int:
-    """Return the pid of an nri-gpu that runs with this verb, also in a pod, or 0 if none is seen."""
+def _ours(seen: Examined, verb: str) -> Iterator[RunningProgram]:
+    """Yield each nri-gpu that runs with this verb, also in a pod."""
     found = running(seen.at("/proc"), {"nri-gpu", "python", "python3"}, contained=True)
-    ours = (each for each in found if verb in each.arguments and any("nri" in word for word in each.arguments[:3]))
-    return next((each.pid for each in ours), 0)
+    return (each for each in found if verb in each.arguments and any("nri" in word for word in each.arguments[:3]))
+
+
+def _simulates_alone(program: RunningProgram) -> bool:
+    """Return whether a daemon joins no runtime, by its command line."""
+    return bool(program.option("--gpus")) and not program.option("--socket")
 
 
 def guard_finding(seen: Examined) -> Finding:
@@ -242,8 +255,8 @@ def guard_finding(seen: Examined) -> Finding:
         hidden = ""
         if seen.in_pod:
             hidden = "its status is not shown in this pod: the readiness of its own pod"
-        elif pid := _pid_of(seen, "guard"):
-            hidden = f"one runs in a container (pid {pid}): the readiness of its pod"
+        elif running_guard := next(_ours(seen, "guard"), None):
+            hidden = f"one runs in a container (pid {running_guard.pid}): the readiness of its pod"
         if hidden:
             return unseen(subject, f"{hidden} says whether it is connected", _GUARD_PODS)
         return warning(

@@ -47,6 +47,7 @@ class DriverController:
         node_state: NodeState,
         *,
         simulated: bool,  # there is no kernel module, and no files are needed
+        stages: bool = True,  # whether there is a runtime whose containers get files
         held: Callable[[], frozenset[str] | None],  # generations that containers have mounted; None before Synchronize
         module_changed: Callable[[], None],  # called when another kernel module is loaded
         module: Callable[[], str] = module_version,  # the version of the loaded kernel module
@@ -57,6 +58,7 @@ class DriverController:
         self._stage_dir = Path(policy.driver.stage_dir)
         self._retry_s = policy.inventory.refresh_s  # after a failure the same files are scanned again
         self._simulated = simulated
+        self._stages = stages
         self._module = module
         self._node_state = node_state
         self._held = held
@@ -72,7 +74,7 @@ class DriverController:
         self.looked = asyncio.Event()  # set once the files were staged, or could not be
         self._asked = True
         self._owner = StageOwner(self._stage_dir, state_dir)
-        packages = policy.compat.dir
+        packages = policy.compat.dir if stages else ""
         self._compat = CompatController(Path(packages), self._owner, node_state) if packages else None
 
     def look_again(self) -> None:
@@ -100,6 +102,9 @@ class DriverController:
 
     async def look(self) -> None:
         """Look once, and scan if needed. Staging may copy for as long as the disk takes."""
+        if not self._stages:
+            self._put_simulated()
+            return
         await self._look_at_module()
         asked, self._asked = self._asked, False
         if self._compat:  # before the driver, with which the first container is granted
@@ -209,15 +214,20 @@ class DriverController:
     def _failed(self, error: DriverError) -> None:
         sentence, node = str(error), self._node_state.node
         if self._simulated and not isinstance(error, StageTakenError):
-            files = DriverFiles(node.inventory.driver_version, "simulated", {}, {})
-            if node.driver != files:
-                self._node_state.put_driver(files)
+            self._put_simulated()
             sentence = f"{sentence}; the node is simulated, so GPUs are granted without the driver's files"
             self._log.note("driver files not found", sentence)
             return
         if (node.driver, node.driver_fault) != (None, fault := f"{sentence}."):
             self._node_state.put_driver(None, fault)
         self._log.warning("driver files not found", sentence)
+
+    def _put_simulated(self) -> None:
+        """Have GPUs granted without the driver's files."""
+        node = self._node_state.node
+        files = DriverFiles(node.inventory.driver_version, "simulated", {}, {})
+        if node.driver != files:
+            self._node_state.put_driver(files)
 
     async def _prune(self) -> None:
         """Remove old staged files once no grant names them, but not before the runtime has listed its containers.

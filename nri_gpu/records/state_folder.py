@@ -62,7 +62,7 @@ class StateFolder:
             os.close(lock)
             raise StateError(
                 f"another nri-gpu{holder} runs with state folder {self.path}; two of them would refuse each other's "
-                "containers: stop that one, or give --state-dir and --index",
+                "containers: stop that one, or give --state-dir and the --socket of another runtime",
                 taken=True,
             )
         self._lock = lock

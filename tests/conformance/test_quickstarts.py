@@ -40,7 +40,7 @@ STARTED: Final = """\
 for unit in nri-gpu nri-gpu-guard; do
     command=$(sed -n 's/^ExecStart=//p' /usr/lib/systemd/system/$unit.service)
     set -- $command
-    if [ $unit = nri-gpu ]; then set -- "$@" --gpus {gpus} --driver-root {driver}; fi
+    if [ $unit = nri-gpu ]; then set -- "$@" --gpus {gpus} --socket /var/run/nri/nri.sock --driver-root {driver}; fi
     setpriv --pdeathsig KILL "$@" >/var/log/$unit.log 2>&1 &
 done
 trap 'kill $(jobs -p); wait' EXIT

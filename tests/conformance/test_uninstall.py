@@ -110,7 +110,8 @@ def daemon_options(root: Path, elsewhere: Path, policy: Path, labels: Path) -> l
     (root / "var/lib/nri-gpu").mkdir(exist_ok=True)
     (root / "var/lib/nri-gpu/drivers").mkdir(exist_ok=True)
     options = {"--policy": policy, "--labels": labels, "--stage-dir": staged, "--driver-root": driver}
-    return ["--kubelet", f"--gpus={FOUR_GPUS}", *(f"{key}={value}" for key, value in options.items())]
+    joined = f"--socket={Policy.default().plugin.socket}"
+    return ["--kubelet", f"--gpus={FOUR_GPUS}", joined, *(f"{key}={value}" for key, value in options.items())]
 
 
 def start(*arguments: str) -> subprocess.Popen[bytes]:

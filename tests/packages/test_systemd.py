@@ -29,7 +29,7 @@ from tests.support.waiting import wait_for
 # The runtime mounts what the daemon staged, so both have to see it under one name.
 STAGED: Final = "mkdir -p /var/lib/nri-gpu {base}/staged && mount --bind {base}/staged /var/lib/nri-gpu"
 GPUS: Final = "--gpus /usr/share/nri-gpu/topologies/four-gpus.toml --driver-root /driver"
-OPTIONS: Final = f"--stand-by {GPUS}"
+OPTIONS: Final = f"--stand-by {GPUS} --socket /var/run/nri/nri.sock"
 DROP_IN: Final = "/run/systemd/system/nri-gpu.service.d"
 UNITS: Final = ("nri-gpu.service", "nri-gpu-guard.service")
 CDI: Final = "/run/cdi/nri-gpu.json"

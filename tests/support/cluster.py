@@ -23,6 +23,7 @@ from urllib.request import urlopen
 import yaml
 
 from deploy import image
+from nri_gpu.policy.model import Policy
 from tests import ground
 from tests.support import packages, waiting
 from tests.support.cgroup import Cgroup, host_cgroup
@@ -207,7 +208,8 @@ class Cluster:
     def run_daemon(self, topology: Path | str = FOUR_GPUS, policy: str = "", *options: str) -> None:
         """`nri-gpu run --kubelet`, registered with both sides. topology: a file, or the text of one."""
         gpus = topology if isinstance(topology, Path) else self.file("topology.toml", topology)
-        words = ["--gpus", str(gpus), "--kubelet", "--log-level", "DEBUG", "--policy", str(self._policy(policy))]
+        words = ["--gpus", str(gpus), "--socket", Policy.default().plugin.socket, "--kubelet", "--log-level", "DEBUG"]
+        words += ["--policy", str(self._policy(policy))]
         self.spawn(DAEMON, "run", *words, *options)
         self.wait_ready()
 

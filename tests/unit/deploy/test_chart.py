@@ -250,7 +250,9 @@ def test_two_doors_to_every_gpu_are_refused_with_a_sentence() -> None:
 def test_a_cluster_without_gpus_has_those_of_a_file(tmp_path: Path) -> None:
     made = documents(simulation=FOUR_GPUS.read_text(), affinity={"nodeAffinity": None})
     spec = one(made, "DaemonSet", "nri-gpu")["spec"]["template"]["spec"]
-    assert _parser().parse_args(spec["containers"][0]["args"]).gpus == "/etc/nri-gpu/topology.toml"
+    args = _parser().parse_args(spec["containers"][0]["args"])
+    assert args.gpus == "/etc/nri-gpu/topology.toml"
+    assert Path(args.socket).name == "nri.sock"  # else it would join no runtime
     (tmp_path / "topology.toml").write_text(one(made, "ConfigMap", "nri-gpu-policy")["data"]["topology.toml"])
     assert load_topology(tmp_path / "topology.toml", boot_clock=lambda: 1.0) == load_topology(
         FOUR_GPUS, boot_clock=lambda: 1.0

@@ -10,6 +10,7 @@ import pytest
 from msgspec.structs import replace
 
 from nri_gpu.daemon.answers import PolicyStatus, SynchronizeStatus
+from nri_gpu.doctor.daemon_checks import JOIN
 from nri_gpu.domain.container import ContainerId, FirstProcess
 from nri_gpu.domain.errors import Fault, PolicyError
 from nri_gpu.domain.finding import Level
@@ -47,6 +48,24 @@ def test_a_daemon_whose_state_folder_is_gone(node: DoctorNode) -> None:
     (found,) = (each for each in node.examine(**SEEN["no daemon"]).findings if each.subject == "daemon")
     assert "nri-gpu runs (pid 812), and its control socket is not in" in found.meaning
     assert "systemctl restart nri-gpu" in found.fix
+
+
+@pytest.mark.parametrize("real", [False, True])
+def test_a_daemon_that_simulates_and_joins_no_runtime(node: DoctorNode, *, real: bool) -> None:
+    """It is not taken for the node's own daemon, whatever its pid."""
+    node.process(811, "nri-gpu", "/usr/bin/python3", "/usr/bin/nri-gpu", "run", "--stand-by", "--gpus=/a.toml")
+    if real:
+        node.process(812, "nri-gpu", "/usr/bin/python3", "/usr/bin/nri-gpu", "run")
+    (found,) = (each for each in node.examine(**SEEN["no daemon"]).findings if each.subject == "daemon")
+    alone = "(pid 811) simulates a node (--gpus) and joins no runtime" in found.meaning
+    assert (found.level, alone) == (Level.ERROR, not real)
+
+
+def test_a_simulation_without_a_runtime_needs_no_guard(node: DoctorNode) -> None:
+    seen = node.examine(status=node.status(connection=away(joined=False)), guard_dir=Path("/none"))
+    (found,) = (each for each in seen.findings if each.subject == "registration")
+    assert (found.level, found.fix) == (Level.WARNING, (JOIN,))
+    assert "guard" not in {each.subject for each in seen.findings}
 
 
 LISTED = SynchronizeStatus(at_s=0.0, duration_s=0.1, parts=1, size_bytes=4096, objects=12, whole=True)
