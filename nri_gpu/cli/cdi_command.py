@@ -54,7 +54,7 @@ def _once(options: SpecificationOptions, file: SpecFile | None) -> Exit:
         if file is None:
             inventory = _look_now(options)
             print(specification_text(inventory, options), end="")
-            _say(*_without_drm(options, inventory))
+            _say(*_simulated(options), *_without_drm(options, inventory))
             return Exit.OK
         inventory = _settle(options, file)
     except (InventoryError, NotReadyError) as error:
@@ -68,13 +68,23 @@ def _once(options: SpecificationOptions, file: SpecFile | None) -> Exit:
     except SpecFileError as error:
         _say(str(error))
         return Exit.PERMISSION
-    _say(*_overlapping(options, file), *_removed_old(options, file, inventory), *_without_drm(options, inventory))
+    _say(
+        *_simulated(options),
+        *_overlapping(options, file),
+        *_removed_old(options, file, inventory),
+        *_without_drm(options, inventory),
+    )
     return Exit.OK
 
 
 def _say(*sentences: str) -> None:
     for sentence in sentences:
         print(f"nri-gpu: {sentence}", file=sys.stderr)
+
+
+def _simulated(options: SpecificationOptions) -> Iterator[str]:
+    if options.topology:
+        yield f"SIMULATED: the GPUs are those of {options.topology}"
 
 
 def _overlapping(options: SpecificationOptions, file: SpecFile) -> Iterator[str]:

@@ -11,8 +11,9 @@ from pathlib import Path
 from msgspec import Struct, convert
 
 from nri_gpu.cli.ask_daemon import daemon_status, overrides_of
+from nri_gpu.cli.follow_daemon import topology_of
 from nri_gpu.cli.page import Line, Tone
-from nri_gpu.cli.render import answer, lines
+from nri_gpu.cli.render import answer, lines, titled
 from nri_gpu.cli.status_page import fail_closed
 from nri_gpu.doctor.daemon_checks import guard_finding, policy_findings, registration_findings
 from nri_gpu.doctor.driver_checks import lacking
@@ -74,7 +75,7 @@ def run(args: argparse.Namespace) -> int:
     memory = PolicyMemory(unit_folder() or UNIT_FOLDER)
     if args.forget:
         _forget(memory.file, state_dir / LAST_GOOD)
-    args.gpus = args.gpus or (status.options.get("topology") if status else None)
+    args.gpus = args.gpus or topology_of(status)
     try:
         policy = build_policy(read_policy(args.file, in_force=bool(memory.source)), options)
     except PolicyError as error:
@@ -96,7 +97,7 @@ def run(args: argparse.Namespace) -> int:
         *claim_findings(seen),
     )
     advice = tuple(each.meaning for each in found if each.level in (Level.WARNING, Level.ERROR))
-    page = [Line(f"{policy.source}: ok")]
+    page = [Line(titled(f"{policy.source}: ok", simulated=bool(args.gpus)))]
     for whose, those in (("these", given), ("the running daemon's", options.keys() - given.keys())):
         if shown := ", ".join(f"{key} = {json.dumps(options[key])}" for key in sorted(those)):
             page.append(Line(f"with {whose} options: {shown}"))

@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 import argparse
-import os
 import shutil
 import sys
 import time
 from pathlib import Path
 from typing import Final
 
-from nri_gpu.cli.ask_daemon import ask, overrides_of
+from nri_gpu.cli.ask_daemon import ask
+from nri_gpu.cli.follow_daemon import policy_in_force
 from nri_gpu.cli.page import Line, Tone, json_text
 from nri_gpu.daemon.answers import DaemonStatus
 from nri_gpu.doctor.examine import DoctorDocument, examine, paragraphs, to_text
-from nri_gpu.doctor.examined import Examined, below, is_there
+from nri_gpu.doctor.examined import Examined
 from nri_gpu.doctor.runtimes import container_runtime
 from nri_gpu.doctor.support_bundle import bundle
 from nri_gpu.domain.errors import CommandError, Exit, PolicyError
@@ -22,15 +22,8 @@ from nri_gpu.domain.finding import Level
 from nri_gpu.domain.names import CONTROL_SOCKET, DEFAULT_STATE
 from nri_gpu.plugin.guard_status import DEFAULT_RUN_DIR, in_pod
 from nri_gpu.policy.model import Policy
-from nri_gpu.records.policy_file import (
-    UNIT_FOLDER,
-    PolicyMemory,
-    build_policy,
-    load_last_good,
-    load_policy,
-    read_policy,
-)
-from nri_gpu.system.storage import write_whole
+from nri_gpu.records.policy_file import UNIT_FOLDER, PolicyMemory
+from nri_gpu.system.storage import below, write_whole
 
 PATIENCE_S: Final = 0.8  # for the daemon's answer
 PIPED_COLUMNS: Final = 80
@@ -93,7 +86,14 @@ def _examined(args: argparse.Namespace) -> Examined:
         silence = error
     policy, policy_error = Policy.default(), None
     try:
-        policy = _policy(root, below(root, state_dir), args.policy, status)
+        policy = policy_in_force(
+            status,
+            args.policy,
+            below(root, state_dir),
+            root=root,
+            all_options=status is not None,
+            in_force=bool(PolicyMemory(below(root, UNIT_FOLDER)).source),
+        )
     except PolicyError as error:
         policy_error = error
     return Examined(
@@ -107,17 +107,3 @@ def _examined(args: argparse.Namespace) -> Examined:
         in_pod=in_pod() and root == Path("/"),
         now_s=time.time(),
     )
-
-
-def _policy(root: Path, state_dir: Path, named: str | None, status: DaemonStatus | None) -> Policy:
-    """Return the policy of the named file, or else of the daemon's, which may be in a pod. Raises: PolicyError."""
-    options, all_options = overrides_of(status), status is not None  # those of a daemon that is away are not known
-    if named:
-        return load_policy(named, options, all_options=all_options)
-    in_force = bool(PolicyMemory(below(root, UNIT_FOLDER)).source)
-    source = status.policy.source if status else ""
-    path = below(root, source if source.startswith("/") else "/etc/nri-gpu/policy.toml")
-    if is_there(path) or (in_force and status is None):
-        return build_policy(read_policy(path, in_force=in_force), options, all_options=all_options)
-    kept = load_last_good(state_dir, options) if source.startswith("/") and os.access(state_dir, os.X_OK) else None
-    return kept or build_policy(None, options)

@@ -9,17 +9,19 @@ from typing import Final
 
 from msgspec import Struct
 
+from nri_gpu.cli.ask_daemon import daemon_status
+from nri_gpu.cli.follow_daemon import followed_policy
 from nri_gpu.cli.page import Line, Tone
-from nri_gpu.cli.render import answer
+from nri_gpu.cli.render import answer, titled
 from nri_gpu.decision.cuda_choice import unfit_driver
 from nri_gpu.domain.errors import CommandError, DriverError, Exit
 from nri_gpu.domain.gpu import Capability, closure
+from nri_gpu.domain.names import DEFAULT_STATE
 from nri_gpu.driver.compat_packages import FoundCompat, FoundPackages, scan_compat
 from nri_gpu.driver.driver_scan import FoundDriver, scan
 from nri_gpu.driver.host_files import LeftOut
 from nri_gpu.driver.search import OtherDriver
 from nri_gpu.host.modules import module_version
-from nri_gpu.records.policy_file import load_policy
 
 COMPAT_32: Final = frozenset({Capability.COMPAT32})
 
@@ -89,14 +91,15 @@ class DriverDocument(Struct, frozen=True, kw_only=True, tag_field="schema", tag=
 
 def run(args: argparse.Namespace) -> int:
     """Print what is found. Return 1 if files had to be left out, 69 without a driver."""
-    policy = load_policy(args.policy, {"driver.root": args.driver_root}, all_options=False)
+    status = daemon_status(Path(args.state_dir or DEFAULT_STATE))
+    policy = followed_policy(args, status)
     try:
         found = scan(Path(policy.driver.root), library_dirs=policy.driver.library_dirs, module=module_version())
         packages = scan_compat(Path(policy.compat.dir)) if policy.compat.dir else FoundPackages()
     except DriverError as error:
         raise CommandError(Exit.UNAVAILABLE, error) from None
     document = driver_document(found, packages)
-    answer(args, document, _lines(document))
+    answer(args, document, _lines(document, simulated=status is not None and status.node.simulated))
     return Exit.FINDING if found.left_out or packages.left_out else Exit.OK
 
 
@@ -141,9 +144,10 @@ def _package_line(found: FoundCompat, driver_version: str) -> PackageLine:
     )
 
 
-def _lines(document: DriverDocument) -> Iterator[Line]:
+def _lines(document: DriverDocument, *, simulated: bool) -> Iterator[Line]:
     """Yield a paragraph for each capability, the files that no container gets and why, and compatibility packages."""
-    yield Line(f"driver {document.version} below {document.root}, generation {document.generation}", Tone.HEAD)
+    headline = f"driver {document.version} below {document.root}, generation {document.generation}"
+    yield Line(titled(headline, simulated=simulated), Tone.HEAD)
     for capability, given in document.capabilities.items():
         yield from (Line(""), Line(capability, Tone.HEAD))
         yield from map(_file_line, given.files)

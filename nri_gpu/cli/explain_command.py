@@ -12,10 +12,11 @@ from typing import Annotated, Literal
 from msgspec import UNSET, Meta, Struct, UnsetType
 from msgspec.structs import replace
 
+from nri_gpu.cli.follow_daemon import follow, followed_policy
 from nri_gpu.cli.page import Line, Tone
 from nri_gpu.cli.played_node import PlayedNode, with_allocators
 from nri_gpu.cli.pod_manifest import Manifest, ManifestContainer, Name, read_pods
-from nri_gpu.cli.render import answer, lines
+from nri_gpu.cli.render import answer, lines, titled
 from nri_gpu.decision.topology import links_among
 from nri_gpu.domain.container import Container, Pod
 from nri_gpu.domain.decision import Decision, Inject, Pass, Refuse
@@ -31,7 +32,6 @@ from nri_gpu.driver.trees import planned, tree_name
 from nri_gpu.inventory.topology_source import ask_once, source_of
 from nri_gpu.policy.forms import Globs
 from nri_gpu.policy.model import Disarm, Policy
-from nri_gpu.records.policy_file import load_policy
 from nri_gpu.system.cpu import why_no_hwcaps
 from nri_gpu.system.yaml_documents import BYTES_MAX, too_large
 
@@ -98,7 +98,7 @@ class ExplainDocument(Struct, frozen=True, tag_field="schema", tag="nri-gpu/expl
 
 def run(args: argparse.Namespace) -> int:
     """Print what each container would get. Return 1 if one would be refused."""
-    policy = load_policy(args.policy, {"driver.root": args.driver_root})
+    policy = followed_policy(args, follow(args), all_options=True)
     try:
         manifest = read_pods(_text(args.file), args.file, args.namespace or "default")
     except OSError as error:
@@ -285,6 +285,8 @@ def _edits_line(edits: Edits) -> EditsLine:
 
 def explained_page(explained: tuple[Explained, ...], node: Node, file: str, notes: tuple[str, ...]) -> Iterator[Line]:
     """Yield a paragraph for each container, and one for notes on the whole file. Terminal commands are escaped."""
+    if node.inventory.simulated:
+        yield from (Line(titled("decided for the node of a topology file", simulated=True), Tone.HEAD), Line(""))
     of_file = [[Line(file, Tone.HEAD), *_notes_below(notes)]] if notes else []
     for number, paragraph in enumerate((*(_lines(each, node) for each in explained), *of_file)):
         if number:

@@ -9,12 +9,12 @@ import argparse
 import errno
 import os
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Final
 
 from msgspec import Struct, convert, to_builtins
 
-from nri_gpu.cli.ask_daemon import daemon_status, with_health
+from nri_gpu.cli.ask_daemon import with_health
+from nri_gpu.cli.follow_daemon import follow, followed_policy
 from nri_gpu.cli.page import Tone
 from nri_gpu.cli.render import answer, gpus_page, lines, transition_lines
 from nri_gpu.daemon.answers import DaemonStatus, FaultStatus, HealthStatus
@@ -23,11 +23,9 @@ from nri_gpu.domain.edits import NodeExtra
 from nri_gpu.domain.errors import CommandError, Exit, InventoryError
 from nri_gpu.domain.gpu import DrmNode, Ecc, Gpu, GpuDescription, MigDescription, Unit
 from nri_gpu.domain.health import History
-from nri_gpu.domain.names import DEFAULT_STATE
 from nri_gpu.domain.node import Inventory, KernelGpu, Link
 from nri_gpu.inventory.nvml_source import NvmlSource
 from nri_gpu.inventory.topology_source import TopologySource, ask_once, source_of
-from nri_gpu.records.policy_file import load_policy
 from nri_gpu.system.clocks import since_boot_s
 
 LINK: Final = "it is a link; name the file that it points to, or print with `--record -`"
@@ -134,17 +132,15 @@ class GpusDocument(Struct, frozen=True, kw_only=True, tag_field="schema", tag="n
 
 def run(args: argparse.Namespace) -> int:
     """Print the GPUs. Return 1 if none can be granted, 69 if NVML cannot be asked."""
-    # A simulated node has a daemon only where one is named.
-    state_dir = Path(args.state_dir or DEFAULT_STATE) if args.state_dir or not args.gpus else None
+    status = follow(args)
     try:
-        inventory = ask_once(_source(args))
+        inventory = ask_once(_source(args, status))
     except InventoryError as error:
         if not error.unlisted or args.record:
             raise
         inventory = Inventory(taken_at=since_boot_s(), fault=str(error), unlisted=error.unlisted)
     if args.record:  # as NVML has it: a GPU that is unhealthy today is not so in a simulation
         return _record(inventory, args.record)
-    status = daemon_status(state_dir) if state_dir else None
     inventory = with_health(inventory, status) if status else inventory
     page = [*gpus_page(inventory, status), *lines(transition_lines(status.transitions if status else None), Tone.FAINT)]
     answer(args, gpus_document(inventory, status), page)
@@ -153,11 +149,11 @@ def run(args: argparse.Namespace) -> int:
     return Exit.OK if any(not why_not(unit) for unit in inventory.units) else Exit.FINDING
 
 
-def _source(args: argparse.Namespace) -> TopologySource | NvmlSource:
+def _source(args: argparse.Namespace, status: DaemonStatus | None) -> TopologySource | NvmlSource:
     """Return NVML, with the driver where policy says it is, or a topology file. Raises: PolicyError."""
     if args.gpus:
         return source_of(args.gpus, "/")
-    driver = load_policy(args.policy, {"driver.root": args.driver_root}, all_options=False).driver
+    driver = followed_policy(args, status).driver
     return source_of(None, driver.root, driver.library_dirs, stage_dir=driver.stage_dir)
 
 

@@ -161,7 +161,8 @@ VERBS: Final = (
         "nri_gpu.cli.gpus_command",
         "show the GPUs of this node as nri-gpu sees them",
         "Asks NVML once, in a child process, and adds what a running daemon knows about the GPUs' health. A GPU that\n"
-        "cannot be granted is shown with the reason.",
+        "cannot be granted is shown with the reason. Policy, driver root and simulated node are the running daemon's,\n"
+        "unless options say otherwise.",
         (
             POLICY,
             GPUS,
@@ -222,7 +223,7 @@ VERBS: Final = (
         "show which files of the NVIDIA driver containers can get, and which are missing",
         "Looks where `run` would and lists, by capability, libraries with the names that programs load them by,\n"
         "programs and configuration files. Exits 1 when files had to be left out, 69 when there is no driver.",
-        (POLICY, DRIVER_ROOT, OUTPUT),
+        (POLICY, DRIVER_ROOT, STATE_DIR, OUTPUT),
     ),
     Verb(
         "check",
@@ -281,6 +282,7 @@ VERBS: Final = (
         "show what each container of a pod would get, and why, without a runtime",
         "Decides about the pods' containers in order, on an otherwise empty node, exactly as `run` would. Before, it\n"
         "allocates to limits and ResourceClaims as kubelet and scheduler would. With --gpus it needs no GPU either.\n"
+        "Without, node and policy are those of the running daemon, unless options say otherwise.\n"
         "Exits 1 when a container would be refused. Example:\n"
         "  nri-gpu explain pod.yaml --gpus config/topologies/four-gpus.toml",
         (
@@ -291,6 +293,7 @@ VERBS: Final = (
             POLICY,
             GPUS,
             DRIVER_ROOT,
+            STATE_DIR,
             OUTPUT,
         ),
     ),

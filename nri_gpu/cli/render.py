@@ -36,9 +36,14 @@ def show(page: Page) -> None:
     terminal.show(page)
 
 
+def titled(headline: str, *, simulated: bool) -> str:
+    """Return the headline of a page about a node, which says first whether the node is real."""
+    return f"SIMULATED: {headline}" if simulated else headline
+
+
 def gpus_page(inventory: Inventory, status: DaemonStatus | None = None) -> list[Line | Grid]:
     """Return a table of the GPUs, with the faults below it."""
-    origin = "simulated" if inventory.simulated else "NVML"
+    origin = "a topology file" if inventory.simulated else "NVML"
     versions = f"driver {inventory.driver_version or '?'}, CUDA {inventory.cuda_version or '?'}, from {origin}"
     headline = f"{len(inventory.gpus)} GPUs, {versions}" + (_snapshot(status.node) if status else "")
     table = Grid(GPU_COLUMNS, tuple(_row(unit) for unit in inventory.units))
@@ -47,7 +52,7 @@ def gpus_page(inventory: Inventory, status: DaemonStatus | None = None) -> list[
     extras = [f"extras: {', '.join(here)}"] if here else []
     extras += [f"extras not here: {', '.join(lacking)} (`-o json` says why)"] if lacking else []
     return [
-        Line(headline, Tone.HEAD),
+        Line(titled(headline, simulated=inventory.simulated), Tone.HEAD),
         *([table] if inventory.gpus else []),
         *lines(health_lines({unit.place: HealthStatus.of(unit) for unit in inventory.units}), Tone.WARN),
         *lines(_gpus_faults(inventory), Tone.BAD),

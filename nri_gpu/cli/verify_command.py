@@ -9,7 +9,7 @@ from typing import Final
 
 from nri_gpu.cli.ask_daemon import ask, daemon_status, overrides_of
 from nri_gpu.cli.page import Column, Grid, Line, Row, Tone
-from nri_gpu.cli.render import answer, lines
+from nri_gpu.cli.render import answer, lines, titled
 from nri_gpu.daemon.answers import DaemonStatus, InventoryAnswer
 from nri_gpu.domain.errors import CommandError, Exit, PolicyError, UnseenError
 from nri_gpu.domain.names import CONTROL_SOCKET, DEFAULT_STATE
@@ -133,7 +133,7 @@ def verify_page(report: Report, inventory: Inventory) -> list[Line | Grid]:
         headline += "; no daemon answers, so device numbers are from its last snapshot"
     rows = tuple(_row(each, inventory) for each in shown)
     return [
-        Line(headline, Tone.HEAD),
+        Line(titled(headline, simulated=inventory.simulated), Tone.HEAD),
         *([Grid(COLUMNS, rows)] if rows else []),
         *lines((sentence for each in shown for sentence in _sentences(each)), Tone.BAD),
         *lines((f"not seen: {sentence}" for sentence in report.unseen), Tone.WARN),

@@ -14,10 +14,10 @@ from typing import Final
 
 from msgspec import Struct
 
-from nri_gpu.doctor.examined import Examined, is_there
+from nri_gpu.doctor.examined import Examined
 from nri_gpu.doctor.programs import is_installed
 from nri_gpu.doctor.runtime_settings import TEXT_MAX
-from nri_gpu.system.storage import text_of
+from nri_gpu.system.storage import is_there, text_of
 
 
 class Distribution(Struct, frozen=True, kw_only=True):

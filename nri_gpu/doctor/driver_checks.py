@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from typing import Final
 
 from nri_gpu.daemon.answers import DaemonStatus
-from nri_gpu.doctor.examined import Examined, is_there
+from nri_gpu.doctor.examined import Examined
 from nri_gpu.doctor.programs import (
     NOT_THE_HOST,
     ON_THE_HOST,
@@ -30,7 +30,7 @@ from nri_gpu.host.facts import KernelModule, is_loaded, look
 from nri_gpu.host.kernel_view import DRIVER, HostFolders, PciGpu, gpus_on_the_bus, nvswitches
 from nri_gpu.host.modules import PROC, majors_by_name, module_version, module_versions
 from nri_gpu.policy.model import Policy
-from nri_gpu.system.storage import text_of
+from nri_gpu.system.storage import is_there, text_of
 
 _PREPARE: Final = "nri-gpu prepare"
 _RELOAD: Final = (

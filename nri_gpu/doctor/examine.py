@@ -25,6 +25,7 @@ from nri_gpu.doctor.runtimes import ContainerRuntime
 from nri_gpu.domain.finding import Finding, Level, unseen
 
 WIDTH_MIN: Final = 40
+SIMULATED: Final = "SIMULATED: the GPUs are those of a topology file; all else is this machine's"
 _INDENT: Final = " " * 10
 _COMMENT: Final = f"  {_INDENT}# "
 _IN_POD: Final = ("kubectl ", "ls ", "crictl ", "#")  # what else is advised is for the node
@@ -39,10 +40,11 @@ class Section(Struct, frozen=True):
 
 
 class DoctorDocument(Struct, frozen=True, tag_field="schema", tag="nri-gpu/doctor/v1"):
-    """The findings, from kernel to container. counts: how many there are of each level."""
+    """The findings, from kernel to container. counts: how many of each level. simulated: GPUs of a topology file."""
 
     counts: Mapping[str, int]
     sections: tuple[Section, ...]
+    simulated: bool = False
 
     @classmethod
     def of(cls, *sections: Section) -> Self:
@@ -78,7 +80,8 @@ def examine(seen: Examined, runtime: ContainerRuntime | None) -> DoctorDocument:
     if serves_by_cdi_alone(seen):
         passed_over = {"container runtime", "nri-gpu"}
     parts = ((name, part) for name, part in PARTS if name not in passed_over)
-    return DoctorDocument.of(*(_section(name, part, seen, runtime) for name, part in parts))
+    found = DoctorDocument.of(*(_section(name, part, seen, runtime) for name, part in parts))
+    return replace(found, simulated=seen.simulated)
 
 
 def _section(name: str, part: Part, seen: Examined, runtime: ContainerRuntime | None) -> Section:
@@ -103,6 +106,9 @@ def paragraphs(found: DoctorDocument, width: int) -> Iterator[tuple[str, Level |
     width: columns.
     """
     width = max(width, WIDTH_MIN)
+    if found.simulated:
+        yield from ((line, None) for line in textwrap.wrap(SIMULATED, width))
+        yield "", None
     for section in found.sections:
         yield section.name, None
         for each in section.findings:

@@ -15,7 +15,7 @@ from nri_gpu.domain.errors import PolicyError
 from nri_gpu.domain.names import DEFAULT_STATE
 from nri_gpu.plugin.guard_status import DEFAULT_RUN_DIR
 from nri_gpu.policy.model import Policy
-from nri_gpu.system.storage import stat_of
+from nri_gpu.system.storage import below
 
 TIME_ERROR: Final = 5  # adjtimex(2): the clock is not synchronized
 _TIMEX_BYTES: Final = 512  # struct timex has 208
@@ -51,19 +51,3 @@ class Examined(Struct, frozen=True, kw_only=True):
     @property
     def simulated(self) -> bool:
         return self.status is not None and self.status.node.simulated
-
-
-def below(root: Path, path: str | Path) -> Path:
-    """Return a path below a root folder. /var/run is mostly a link to /run, which would lead out of the root."""
-    inside = str(path).lstrip("/")
-    if inside.startswith("var/run/") and root != Path("/"):
-        inside = inside.removeprefix("var/")
-    return root / inside
-
-
-def is_there(path: Path) -> bool:
-    """Return whether a path exists, also if this user may not look: reading it says why not."""
-    try:
-        return stat_of(path) is not None
-    except OSError:
-        return True

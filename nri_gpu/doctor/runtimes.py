@@ -21,7 +21,7 @@ from nri_gpu.doctor.distributions import (
     without_default_runtime,
     written_anew,
 )
-from nri_gpu.doctor.examined import Examined, is_there
+from nri_gpu.doctor.examined import Examined
 from nri_gpu.doctor.programs import RunningProgram, running, shares_mounts, unit_of
 from nri_gpu.doctor.runtime_settings import (
     CONFIGS,
@@ -39,7 +39,7 @@ from nri_gpu.doctor.runtime_settings import (
 from nri_gpu.doctor.sockets import file_at, file_of, listening
 from nri_gpu.domain.text import listed
 from nri_gpu.system.child import run
-from nri_gpu.system.storage import text_of, why_untrusted
+from nri_gpu.system.storage import is_there, text_of, why_untrusted
 
 _UNITS: Final = {"containerd": ("containerd",), "crio": ("crio", "cri-o")}
 VERSION_LIMIT_S: Final = 0.5

@@ -55,6 +55,22 @@ def _at_once(path: str, flags: int) -> int:
     return os.open(path, flags | os.O_NONBLOCK)
 
 
+def below(root: Path, path: str | Path) -> Path:
+    """Return a path below a root folder. /var/run is mostly a link to /run, which would lead out of the root."""
+    inside = str(path).lstrip("/")
+    if inside.startswith("var/run/") and root != Path("/"):
+        inside = inside.removeprefix("var/")
+    return root / inside
+
+
+def is_there(path: Path) -> bool:
+    """Return whether a path exists, also if this user may not look: reading it says why not."""
+    try:
+        return stat_of(path) is not None
+    except OSError:
+        return True
+
+
 def write_whole(path: Path, content: bytes, mode: int = 0o600, *, sync: bool = False) -> None:
     """Replace a file, whole or not at all. A process that has the old file open or mounted keeps it.
 

@@ -73,6 +73,7 @@ complete -c nri-gpu -n '__fish_seen_subcommand_from verify' -s o -l output -x -a
 complete -c nri-gpu -n '__fish_seen_subcommand_from verify' -s h -l help -d 'show this help and exit'
 complete -c nri-gpu -n '__fish_seen_subcommand_from driver' -l policy -r -F -d 'policy file (default /etc/nri-gpu/policy.toml)'
 complete -c nri-gpu -n '__fish_seen_subcommand_from driver' -l driver-root -x -a '(__fish_complete_directories)' -d 'root folder of the host\'s NVIDIA driver (default /)'
+complete -c nri-gpu -n '__fish_seen_subcommand_from driver' -l state-dir -x -a '(__fish_complete_directories)' -d 'the daemon\'s state folder (default /run/nri-gpu)'
 complete -c nri-gpu -n '__fish_seen_subcommand_from driver' -s o -l output -x -a 'text json' -d 'json: for programs; fields are added, never changed'
 complete -c nri-gpu -n '__fish_seen_subcommand_from driver' -s h -l help -d 'show this help and exit'
 complete -c nri-gpu -n '__fish_seen_subcommand_from check' -F
@@ -114,6 +115,7 @@ complete -c nri-gpu -n '__fish_seen_subcommand_from explain' -s n -l namespace -
 complete -c nri-gpu -n '__fish_seen_subcommand_from explain' -l policy -r -F -d 'policy file (default /etc/nri-gpu/policy.toml)'
 complete -c nri-gpu -n '__fish_seen_subcommand_from explain' -l gpus -r -F -d 'simulate the node in this topology file instead of asking NVML'
 complete -c nri-gpu -n '__fish_seen_subcommand_from explain' -l driver-root -x -a '(__fish_complete_directories)' -d 'root folder of the host\'s NVIDIA driver (default /)'
+complete -c nri-gpu -n '__fish_seen_subcommand_from explain' -l state-dir -x -a '(__fish_complete_directories)' -d 'the daemon\'s state folder (default /run/nri-gpu)'
 complete -c nri-gpu -n '__fish_seen_subcommand_from explain' -s o -l output -x -a 'text json' -d 'json: for programs; fields are added, never changed'
 complete -c nri-gpu -n '__fish_seen_subcommand_from explain' -s h -l help -d 'show this help and exit'
 complete -c nri-gpu -n '__fish_seen_subcommand_from replay' -F

@@ -60,7 +60,8 @@ def daemon(folder: Path, answer: bytes) -> Iterator[Path]:
 def nri_gpu(capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> NriGpuCall:
     """Calls a verb with these arguments. The policy of the machine that tests run on does not matter."""
     monkeypatch.setattr("nri_gpu.records.policy_file.DEFAULT_PATH", tmp_path / "default-policy.toml")
-    monkeypatch.setattr("nri_gpu.cli.check_command.DEFAULT_PATH", tmp_path / "default-policy.toml")
+    for verb in ("check_command", "follow_daemon"):
+        monkeypatch.setattr(f"nri_gpu.cli.{verb}.DEFAULT_PATH", tmp_path / "default-policy.toml")
     monkeypatch.setenv("STATE_DIRECTORY", str(tmp_path / "lib"))
 
     def call(*arguments: object) -> Done:

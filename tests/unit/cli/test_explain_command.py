@@ -53,7 +53,8 @@ spec:
 def test_a_pod_as_text(explain: Explain) -> None:
     done = explain(POD)
     assert (done.code, done.err) == (Exit.OK, "")
-    first, main, helper = done.out.split("\n\n")
+    headline, first, main, helper = done.out.split("\n\n")
+    assert headline.startswith("SIMULATED: ")
     heads = [each.splitlines()[0] for each in (first, main, helper)]
     assert heads == [f"ml/train container {name}" for name in ("first", "main", "helper")]
     assert "  granted GPU 0, 1, shared (by namespaces.allow[0])" in main

@@ -45,7 +45,7 @@ def test_every_topology_in_both_forms(shown: Shown, topology: Path) -> None:
     document = as_json.document
     grantable = any(not gpu["unavailable"] for gpu in document["gpus"])
     assert done.code == as_json.code == (Exit.OK if grantable else Exit.FINDING)
-    assert done.out.startswith(f"{len(document['gpus'])} GPUs, driver {document['driver_version'] or '?'}")
+    assert done.out.startswith(f"SIMULATED: {len(document['gpus'])} GPUs, driver {document['driver_version'] or '?'}")
     for gpu in document["gpus"]:
         assert all(text in done.out for text in (gpu["uuid"], f"/dev/nvidia{gpu['minor_number']}", gpu["unavailable"]))
 
@@ -151,7 +151,7 @@ def test_with_a_daemon_its_snapshot_and_its_health(shown: Shown, monkeypatch: py
     daemon = ("--state-dir", "/nowhere")
     monkeypatch.setattr(ask_daemon, "ask", lambda *_: status(first))
     text = shown(FOUR_GPUS, *daemon).out
-    assert text.splitlines()[0].endswith("from simulated; the daemon's snapshot is number 7, 3 s old")
+    assert text.splitlines()[0].endswith("from a topology file; the daemon's snapshot is number 7, 3 s old")
     assert "bad since then" in text
     document = shown(FOUR_GPUS, *daemon, "-o", "json").document
     assert document["snapshot"] == {"number": 7, "age_s": 3.4}

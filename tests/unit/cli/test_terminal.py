@@ -118,14 +118,14 @@ def test_a_real_terminal(columns: int) -> None:
     screen = on_terminal(*GPUS, columns=columns, environment={"LC_ALL": "C"})
     assert (screen.code, max(map(len, screen.lines)) <= columns) == (Exit.OK, True)
     assert "\x1b[32m" in screen.colours
-    assert screen.lines[0].startswith("4 GPUs, driver 580.95.05")
+    assert screen.lines[0].startswith("SIMULATED: 4 GPUs, driver 580.95.05")
 
 
 @pytest.mark.parametrize("environment", [{"NO_COLOR": "1"}, {"TERM": "dumb"}], ids=str)
 def test_colour_is_not_wanted(environment: dict[str, str]) -> None:
     screen = on_terminal(*GPUS, environment=environment)
     assert not screen.colours - {"\x1b[0m", "\x1b[1m", "\x1b[2m"}  # bold and dim are no colours
-    assert screen.lines[0].startswith("4 GPUs")
+    assert screen.lines[0].startswith("SIMULATED: 4 GPUs")
 
 
 def test_json_is_the_same_on_a_terminal() -> None:
