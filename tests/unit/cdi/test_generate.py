@@ -51,6 +51,11 @@ class Place:
             **fields,
         )
 
+    @property
+    def simulated(self) -> str:
+        """What is said of each specification of this node."""
+        return f"nri-gpu: SIMULATED: the GPUs are those of {self.topology}\n"
+
     def generate(self, *arguments: str) -> int:
         return main([*self.command, *arguments])
 
@@ -72,7 +77,7 @@ def test_the_file_is_what_would_be_printed(place: Place, capsys: pytest.CaptureF
     assert place.generate() == Exit.OK
     printed = capsys.readouterr().out
     assert place.generate("--output", str(place.file)) == Exit.OK
-    assert capsys.readouterr() == ("", "")
+    assert capsys.readouterr() == ("", place.simulated)
     assert place.file.read_text() == printed
     document = place.specification()
     assert document["devices"][-1]["name"] == "all"
@@ -118,7 +123,7 @@ def test_where_no_loader_looks_into_hwcaps_every_library_has_a_mount(
 
 def test_graphics_without_a_drm_node_is_said(place: Place, capsys: pytest.CaptureFixture[str]) -> None:
     assert place.generate("--capabilities", "graphics,compute") == Exit.OK
-    assert capsys.readouterr().err == ""
+    assert capsys.readouterr().err == place.simulated
     shutil.copy(TOPOLOGIES / "dgx-a100.toml", place.topology)
     for words in ((), ("--output", str(place.file))):
         assert place.generate("--capabilities", "graphics,compute", *words) == Exit.OK
@@ -203,7 +208,7 @@ def test_a_file_in_another_folder_is_named(
     assert place.generate("--output", str(place.file)) == Exit.OK
     assert place.file.exists()
     assert capsys.readouterr().err == (
-        f"nri-gpu: {'' if first else 'warning: '}{place.file} and {rival} both name nvidia.com/gpu=0: runtimes take "
+        f"{place.simulated}nri-gpu: {'' if first else 'warning: '}{place.file} and {rival} both name nvidia.com/gpu=0: runtimes take "
         f"what {place.file if first else rival} says, since its folder comes later\n"
     )
 
