@@ -46,6 +46,8 @@ def to_mend(status: DaemonStatus) -> list[str]:
     """Return faults of a daemon that grants: a policy file that was not taken, and exclusive GPUs that two pods use."""
     fault = status.policy.rejected
     found = [f"policy file rejected, the previous policy stays in force: {fault}"] if fault else []
+    if second := status.runtime.second:
+        found.append(f"two nri-gpu serve this runtime, and refuse each other's containers ({second}): stop one of them")
     found += [
         f"GPU {each.gpu_uuid} was granted to {' and '.join(each.pods)}, to one of them exclusively: delete all of "
         "these pods but one"

@@ -6,6 +6,7 @@ import asyncio
 import os
 import signal
 import time
+from collections.abc import Coroutine
 from pathlib import Path
 from typing import Final
 
@@ -79,7 +80,7 @@ class Daemon:
         self._notifier = Notifier()
         self._liveness = liveness or LivenessFile(None)
         self._stop = asyncio.Event()
-        self._reloads: set[asyncio.Task[None]] = set()
+        self._asides: set[asyncio.Task[None]] = set()
         self._serving = ""  # what the service manager is told; empty while no runtime is served
         self._node_known = False
         self._policy_file = policy_file
@@ -134,6 +135,7 @@ class Daemon:
             start_hindrance=self._node.mps.start_hindrance,
             kill=lambda names: self._cri.kill(names, REVOKED),
             stage_dir=os.path.realpath(self._fixed.driver.stage_dir),
+            registered=lambda: self._policy.registered,
             refusals=self._refusals,
             cgroups=ContainerCgroups(mounts_of("self")),
         )
@@ -249,9 +251,12 @@ class Daemon:
 
     def _reload(self) -> None:
         """Read the policy again, and look at the node again, on SIGHUP."""
-        task = asyncio.get_running_loop().create_task(self._read_again())
-        self._reloads.add(task)
-        task.add_done_callback(self._reloads.discard)
+        self._aside(self._read_again())
+
+    def _aside(self, work: Coroutine[None, None, None]) -> None:
+        task = asyncio.get_running_loop().create_task(work)
+        self._asides.add(task)
+        task.add_done_callback(self._asides.discard)
 
     async def _read_again(self) -> None:
         await self._policy.read_again()
@@ -277,6 +282,7 @@ class Daemon:
         if not self._fixed.kubelet.enabled:
             self._succession.settled()
         self._reporter.ready()
+        self._aside(self._plugin.second.look(Path(self._fixed.plugin.socket)))
         status = f"serving {self._fixed.plugin.socket}"
         if without := len(self._plugin.ungranted):
             status += f", {without} containers run without the GPUs they asked for"
@@ -316,7 +322,10 @@ class Daemon:
             node=state.node,
             ledger=state.ledger,
             connection=self._reporter.connection(
-                self._supervisor.facts, self._sizes.fault, self._cri.hindrance() if self._joins else ""
+                self._supervisor.facts,
+                self._sizes.fault,
+                self._cri.hindrance() if self._joins else "",
+                self._plugin.second.proof,
             ),
             wall=time.time(),
             monotonic=time.monotonic(),

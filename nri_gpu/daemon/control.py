@@ -143,17 +143,18 @@ class Reporter:
         since_s = time.time() if self._connection.ready else self._connection.since_s
         self._connection = replace(self._connection, ready=False, since_s=since_s, fault=why)
 
-    def connection(self, facts: SessionFacts, list_fault: str, cri_fault: str) -> RuntimeConnection:
+    def connection(self, facts: SessionFacts, list_fault: str, cri_fault: str, second: str = "") -> RuntimeConnection:
         """Return the connection as it is now.
 
         list_fault: why the runtime could not list the node's containers to us again, or empty. cri_fault: why its CRI
-        cannot be asked, or empty.
+        cannot be asked, or empty. second: what proves that another nri-gpu serves it, or empty.
         """
         seen, epoch_s = facts.synchronize, time.time() - time.monotonic()
         return replace(
             self._connection,
             list_fault=list_fault,
             cri_fault=cri_fault,
+            second=second,
             answered_s=facts.answered and facts.answered + epoch_s,
             synchronize=seen
             and SynchronizeStatus(

@@ -15,6 +15,7 @@ from nri_gpu.driver.stage_owner import stage_advice
 from nri_gpu.health.health_notes import failing, reset_steps, withhold_steps
 from nri_gpu.mps.mps_folders import mps_advice
 from nri_gpu.plugin.guard_status import read_guard_status
+from nri_gpu.plugin.second_plugin import connected_daemons
 from nri_gpu.policy.findings import advise
 from nri_gpu.policy.model import BUILT_IN
 from nri_gpu.system.runtime_cri import WITHOUT
@@ -37,6 +38,7 @@ def daemon_findings(seen: Examined, runtime: ContainerRuntime | None) -> Iterato
         yield from cri_findings("nri-gpu", seen.status.runtime.cri_fault)
         yield from _able(seen.status)
         yield from _held(seen.status, seen.now_s)
+    yield from _second(seen)
     if not (seen.status and not seen.status.runtime.joined):
         yield guard_finding(seen)
     if guard := read_guard_status(seen.at(seen.guard_dir)):
@@ -234,6 +236,21 @@ def _held(status: DaemonStatus, now_s: float) -> Iterator[Finding]:
             f"the cgroups of {', '.join(names)} are not seen: their GPUs are offered again once the runtime reports "
             "that they ended, although their processes may live on",
             "# run nri-gpu on the host, or with the chart's mounts of /proc and /sys/fs/cgroup",
+        )
+
+
+def _second(seen: Examined) -> Iterator[Finding]:
+    """Report two daemons on one runtime, by what the runtime told one of them, or by their connections."""
+    socket = seen.policy.plugin.socket
+    pids = [*connected_daemons(seen.at(socket), seen.at("/proc"))]
+    told = seen.status.runtime.second if seen.status else ""
+    if len(pids) > 1 or told:
+        which = f"pids {' and '.join(map(str, pids))} are connected to {socket}" if len(pids) > 1 else told
+        yield error(
+            "second nri-gpu",
+            f"two nri-gpu serve one runtime, and refuse each other's containers: {which}",
+            f"ps -o pid,args -p {','.join(map(str, pids))}" if pids else "pgrep -af 'nri.gpu.* run'",
+            "# stop one of them: a simulation (--gpus) joins no runtime without --socket",
         )
 
 

@@ -16,7 +16,6 @@ from nri_gpu.doctor.programs import (
     running,
     sees_the_host,
 )
-from nri_gpu.doctor.sockets import SocketState, socket_state
 from nri_gpu.domain.errors import DriverError
 from nri_gpu.domain.finding import Finding, error, ok, unseen, warning
 from nri_gpu.domain.gpu import closure
@@ -30,6 +29,7 @@ from nri_gpu.host.facts import KernelModule, is_loaded, look
 from nri_gpu.host.kernel_view import DRIVER, HostFolders, PciGpu, gpus_on_the_bus, nvswitches
 from nri_gpu.host.modules import PROC, majors_by_name, module_version, module_versions
 from nri_gpu.policy.model import Policy
+from nri_gpu.system.sockets import SocketState, socket_state
 from nri_gpu.system.storage import is_there, text_of
 
 _PREPARE: Final = "nri-gpu prepare"

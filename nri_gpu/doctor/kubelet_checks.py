@@ -13,7 +13,6 @@ from nri_gpu.doctor.cdi_checks import KUBELETS
 from nri_gpu.doctor.examined import Examined
 from nri_gpu.doctor.programs import ON_THE_HOST, running, unit_of
 from nri_gpu.doctor.runtimes import ContainerRuntime
-from nri_gpu.doctor.sockets import SocketState, socket_state
 from nri_gpu.domain.allocation import ClaimUid
 from nri_gpu.domain.finding import Finding, error, ok, unseen, warning
 from nri_gpu.domain.text import listed
@@ -21,6 +20,7 @@ from nri_gpu.dra.claim_cdi import file_name
 from nri_gpu.dra.dra_findings import LOOK, SUBJECT, files_advice, gate_advice, silence
 from nri_gpu.kubelet.kubelet_findings import RESOURCES, kubelet_advice
 from nri_gpu.policy.kubelet_settings import Registration
+from nri_gpu.system.sockets import SocketState, socket_state
 from nri_gpu.system.storage import text_of
 
 CHECKPOINT: Final = "kubelet_internal_checkpoint"

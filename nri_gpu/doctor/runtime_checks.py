@@ -12,9 +12,9 @@ from nri_gpu.doctor.go_toml import seconds
 from nri_gpu.doctor.programs import NOT_THE_HOST, ON_THE_HOST
 from nri_gpu.doctor.runtime_settings import NRI, NriSettings
 from nri_gpu.doctor.runtimes import NRI_BY_DEFAULT, ContainerRuntime, in_path, same_socket
-from nri_gpu.doctor.sockets import SocketState, socket_state
 from nri_gpu.domain.finding import Finding, Level, error, ok, unseen, warning
 from nri_gpu.domain.text import listed
+from nri_gpu.system.sockets import SocketState, socket_state
 
 SLOW_S: Final = 1.0  # a request timeout below this leaves too little for a busy node
 _NRI_AT_ALL: Final = {"containerd": (1, 7), "crio": (1, 26)}

@@ -36,9 +36,9 @@ from nri_gpu.doctor.runtime_settings import (
     containerd_settings,
     crio_settings,
 )
-from nri_gpu.doctor.sockets import file_at, file_of, listening
 from nri_gpu.domain.text import listed
 from nri_gpu.system.child import run
+from nri_gpu.system.sockets import file_at, file_of, listening
 from nri_gpu.system.storage import is_there, text_of, why_untrusted
 
 _UNITS: Final = {"containerd": ("containerd",), "crio": ("crio", "cri-o")}

@@ -165,6 +165,7 @@ class Adjusted(Struct, frozen=True, kw_only=True):
     opened: frozenset[int] = frozenset()
     removed: tuple[Added, ...] = ()  # device nodes, by path, and mounts, by destination, that a plugin had added before
     staged: frozenset[str] = frozenset()  # generations of our staged driver files that plugins mount
+    asked: tuple[str, ...] = ()  # the plugins that the runtime asked, `10-nri-gpu`
 
     @property
     def added_devices(self) -> tuple[DeviceRef, ...]:

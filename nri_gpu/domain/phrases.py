@@ -58,6 +58,10 @@ CATALOGUE: Final[Mapping[str, Mapping[str, tuple[str, str]]]] = {
             "A request of the runtime was late, too large or malformed, and was answered with an error.",
             "Look up the code in its reason under Refusals.",
         ),
+        "another nri-gpu serves this runtime": (
+            "Two daemons are registered with one runtime, and each refuses the containers that the other granted GPUs.",
+            "Stop one of them; `nri-gpu doctor` names their processes. A simulation joins no runtime without --socket.",
+        ),
         "request rejected": (
             "The runtime sent a message that the protocol does not allow.",
             "Report it with the runtime's version.",

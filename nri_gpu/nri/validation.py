@@ -29,6 +29,11 @@ def concerns_us(payload: bytes) -> bool:
     return any(needle in payload for needle in _NEEDLES)
 
 
+def names_twice(payload: bytes, name: str) -> bool:
+    """Return whether the runtime may have asked two plugins of this name; a pod's text can look like that, too."""
+    return payload.count(pb.PluginInstance(name=name).SerializeToString()) > 1
+
+
 def adjusted_from_pb(payload: bytes, grant_key: str, stage_dir: str = "") -> Adjusted:
     """Decode a ValidateContainerAdjustmentRequest. grant_key: the annotation that a grant is written in.
 
@@ -54,6 +59,7 @@ def adjusted_from_pb(payload: bytes, grant_key: str, stage_dir: str = "") -> Adj
         opened=frozenset(_opened(adjust.linux.resources)),
         removed=tuple(_removed(owners)),
         staged=staged_below(stage_dir, [mount.source for mount in adjust.mounts]) if stage_dir else frozenset(),
+        asked=tuple(f"{each.index}-{each.name}" for each in message.plugins),
     )
 
 

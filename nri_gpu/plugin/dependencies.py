@@ -9,6 +9,7 @@ from msgspec import Struct, field
 from nri_gpu.domain.decision import Grant
 from nri_gpu.ledger.recording import Recorder
 from nri_gpu.plugin.decision_log import Refusals
+from nri_gpu.policy.plugin_settings import PluginSettings
 from nri_gpu.system.cgroups import ContainerCgroups
 
 
@@ -25,5 +26,6 @@ class PluginDependencies(Struct, frozen=True):
     kill: Callable[[Mapping[str, str]], None] = lambda _: None  # containers, by id with their pods, through CRI
     # Where driver files are staged, without symlinks; empty where it does not matter what containers mount from there.
     stage_dir: str = ""
+    registered: Callable[[], PluginSettings] = PluginSettings  # the name and index that the runtime knows us by
     refusals: Refusals = field(default_factory=Refusals)  # logs them
     cgroups: ContainerCgroups = field(default_factory=ContainerCgroups)  # of containers, as far as they can be seen

@@ -73,6 +73,7 @@ from nri_gpu.plugin.nri_service import REQUEST_TIMEOUT_S
 from nri_gpu.plugin.process_looks import ProcessLooks
 from nri_gpu.plugin.read_allocation import AllocationFacts, read_allocation
 from nri_gpu.plugin.released import ReleasedGpus
+from nri_gpu.plugin.second_plugin import SecondPlugin
 from nri_gpu.plugin.starts import GrantedContainers
 from nri_gpu.plugin.synchronize import ListedContainers
 from nri_gpu.policy.model import Policy, Stale, Unknown
@@ -115,6 +116,7 @@ class Plugin:
         self.external = ExternalAllocations(state)
         self.claims = ClaimAllocations(key)
         self.stage_dir = needs.stage_dir
+        self.second = SecondPlugin(needs.registered)
         self._needs = needs
         self._key = key
         self.monitors = MonitorPods(state)
@@ -297,9 +299,11 @@ class Plugin:
 
     def validate(self, payload: bytes) -> Reply:
         """Answer ValidateContainerAdjustment: reject if our reply and other plugins' did not make what was granted."""
-        if not validation.concerns_us(payload) and not self._asks(payload):
+        twice = validation.names_twice(payload, self.second.name)
+        if not (twice or validation.concerns_us(payload) or self._asks(payload)):
             return EMPTY
         adjusted = validation.adjusted_from_pb(payload, GRANT_KEY, self.stage_dir)
+        self.second.validated(adjusted)
         # Where an operator wants it, the guard looks at what other plugins give to containers that are not ours.
         reason = validate_adjusted(adjusted, self._key, self.policy, ungranted=False)
         if reason is None and (has := self.ledger.live.get(adjusted.container.id)):

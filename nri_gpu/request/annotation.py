@@ -239,6 +239,9 @@ def _assemble(whole: Piece, parts: Mapping[str, tuple[Part, Piece]], otherwise: 
     )
 
 
+WRITTEN_BY_US: Final = (
+    "only nri-gpu writes this annotation; remove it from the container, or a second nri-gpu: see `nri-gpu doctor`"
+)
 _KNOWN_KEYS: Final = (BASE_KEY, POD_KEY, CONTAINER_PREFIX + "<name>")
 _KEYS_BY_WORD: Final = {"pod": POD_KEY, "container": CONTAINER_PREFIX + "<name>"}
 
@@ -287,7 +290,7 @@ def _check_pod_keys(annotations: Mapping[str, str]) -> None:
 def _check_container_keys(pod: Mapping[str, str], container: Mapping[str, str]) -> None:
     for key in our_keys(container):
         if key == GRANT_KEY:
-            raise RequestError(key, "only nri-gpu writes this annotation; remove it from the container")
+            raise RequestError(key, WRITTEN_BY_US)
         # Runtimes can be configured to copy annotations of the pod to its containers; such a copy is no request.
         if pod.get(key) != container[key]:
             raise RequestError(

@@ -9,9 +9,9 @@ from msgspec.structs import replace
 from nri_gpu.doctor.examine import examine
 from nri_gpu.doctor.examined import Examined
 from nri_gpu.doctor.runtimes import container_runtime
-from nri_gpu.doctor.sockets import SocketState, socket_state
 from nri_gpu.domain.finding import Level
 from nri_gpu.policy.model import Policy
+from nri_gpu.system.sockets import SocketState, socket_state
 from tests.support import config, packages
 from tests.support.waiting import wait_for
 

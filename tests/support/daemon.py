@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import socket
 import subprocess
@@ -297,6 +298,28 @@ def staged(launch: Launch) -> Iterator[NriGpu]:
     with NriGpu(launch) as daemon:
         daemon.wait_staged()
         yield daemon
+
+
+class Simulation(NriGpu):
+    """`nri-gpu run --gpus FILE` without some of the usual options."""
+
+    def __init__(self, launch: Launch, *without: str) -> None:
+        super().__init__(launch)
+        self._without = without
+
+    def program(self) -> list[str]:
+        words = super().program()
+        for flag in self._without:
+            at = words.index(flag)
+            del words[at : at + 2]
+        return words
+
+    @property
+    def private(self) -> Path:
+        """The folder that it printed."""
+        found = re.search(r"state folder.*: nri-gpu status --state-dir (\S+)$", self.log(), re.MULTILINE)
+        assert found
+        return Path(found[1])
 
 
 class _Next(NriGpu):

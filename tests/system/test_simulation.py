@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 import subprocess
 from pathlib import Path
 
@@ -13,32 +12,10 @@ from nri_gpu.cli.status_page import faults, to_mend
 from nri_gpu.daemon.answers import DaemonStatus
 from nri_gpu.domain.errors import Exit
 from nri_gpu.domain.names import CONTROL_SOCKET
-from tests.support.daemon import ENVIRONMENT, Launch, NriGpu
+from tests.support.daemon import ENVIRONMENT, Launch, Simulation
 from tests.support.errors import HarnessError
 from tests.support.scripted_runtime import Listener
 from tests.support.waiting import aside
-
-
-class Simulation(NriGpu):
-    """`nri-gpu run --gpus FILE` without some of the usual options."""
-
-    def __init__(self, launch: Launch, *without: str) -> None:
-        super().__init__(launch)
-        self._without = without
-
-    def program(self) -> list[str]:
-        words = super().program()
-        for flag in self._without:
-            at = words.index(flag)
-            del words[at : at + 2]
-        return words
-
-    @property
-    def private(self) -> Path:
-        """The folder that it printed."""
-        found = re.search(r"state folder.*: nri-gpu status --state-dir (\S+)$", self.log(), re.MULTILINE)
-        assert found
-        return Path(found[1])
 
 
 def files(folder: Path) -> set[Path]:

@@ -208,8 +208,8 @@ def test_a_file_in_another_folder_is_named(
     assert place.generate("--output", str(place.file)) == Exit.OK
     assert place.file.exists()
     assert capsys.readouterr().err == (
-        f"{place.simulated}nri-gpu: {'' if first else 'warning: '}{place.file} and {rival} both name nvidia.com/gpu=0: runtimes take "
-        f"what {place.file if first else rival} says, since its folder comes later\n"
+        f"{place.simulated}nri-gpu: {'' if first else 'warning: '}{place.file} and {rival} both name nvidia.com/gpu=0: "
+        f"runtimes take what {place.file if first else rival} says, since its folder comes later\n"
     )
 
 

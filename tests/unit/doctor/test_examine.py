@@ -11,7 +11,7 @@ import pytest
 
 from nri_gpu.cli.page import json_text
 from nri_gpu.doctor.examine import summary, to_text
-from nri_gpu.doctor.sockets import SocketState, socket_state
+from nri_gpu.system.sockets import SocketState, socket_state
 from tests.support.schemas import conforming
 from tests.unit.doctor.node import DoctorNode, installed
 

@@ -13,8 +13,8 @@ from msgspec.structs import replace
 
 from nri_gpu.doctor.programs import running, shares_mounts
 from nri_gpu.doctor.runtimes import ContainerRuntime, container_runtime
-from nri_gpu.doctor.sockets import file_at, file_of, listening
 from nri_gpu.domain.finding import Finding, Level
+from nri_gpu.system.sockets import file_at, file_of, listening
 from tests.support.waiting import wait_for
 from tests.unit.doctor.node import CONFIG, DOCKERS, K3S, DoctorNode, away
 
