@@ -68,6 +68,13 @@ def test_a_simulation_without_a_runtime_needs_no_guard(node: DoctorNode) -> None
     assert "guard" not in {each.subject for each in seen.findings}
 
 
+def test_a_second_one_on_the_runtime_is_an_error(node: DoctorNode) -> None:
+    told = "the runtime asks two plugins of this name, 10-nri-gpu and 20-nri-gpu"
+    seen = node.examine(status=node.status(connection=away(second=told)))
+    (found,) = (each for each in seen.findings if each.subject == "second nri-gpu")
+    assert (found.level, told in found.meaning) == (Level.ERROR, True)
+
+
 LISTED = SynchronizeStatus(at_s=0.0, duration_s=0.1, parts=1, size_bytes=4096, objects=12, whole=True)
 BOTH = make.ledger(make.entry(0), make.entry(0, to=make.container(of="other")))
 GONE = Lost(ContainerId("gone"), "ml/gone", "main", (make.uuid(0),), 0.0, "", (41, 42))
