@@ -19,7 +19,7 @@ from nri_gpu.doctor.runtimes import container_runtime
 from nri_gpu.doctor.support_bundle import bundle
 from nri_gpu.domain.errors import CommandError, Exit, PolicyError
 from nri_gpu.domain.finding import Level
-from nri_gpu.domain.names import CONTROL_SOCKET, DEFAULT_STATE
+from nri_gpu.domain.names import CONTROL_SOCKET, DEFAULT_STATE, POLICY_FILE
 from nri_gpu.plugin.guard_status import DEFAULT_RUN_DIR, in_pod
 from nri_gpu.policy.model import Policy
 from nri_gpu.records.policy_file import UNIT_FOLDER, PolicyMemory
@@ -91,6 +91,7 @@ def _examined(args: argparse.Namespace) -> Examined:
             args.policy,
             below(root, state_dir),
             root=root,
+            default=POLICY_FILE,
             all_options=status is not None,
             in_force=bool(PolicyMemory(below(root, UNIT_FOLDER)).source),
         )

@@ -11,7 +11,7 @@ from msgspec.structs import replace
 
 from nri_gpu.cli.ask_daemon import daemon_status, overrides_of
 from nri_gpu.daemon.answers import DaemonStatus
-from nri_gpu.domain.names import DEFAULT_STATE, POLICY_FILE
+from nri_gpu.domain.names import DEFAULT_STATE
 from nri_gpu.policy.model import Policy
 from nri_gpu.records.policy_file import DEFAULT_PATH, build_policy, load_last_good, read_policy
 from nri_gpu.system.storage import below, is_there
@@ -42,9 +42,7 @@ def followed_policy(args: argparse.Namespace, status: DaemonStatus | None, *, al
     """
     given = {"driver.root": args.driver_root} if args.driver_root else {}
     state_dir = Path(args.state_dir or DEFAULT_STATE)
-    policy = policy_in_force(
-        status, args.policy, state_dir, given, default=DEFAULT_PATH, all_options=all_options or status is not None
-    )
+    policy = policy_in_force(status, args.policy, state_dir, given, all_options=all_options or status is not None)
     driver = policy.driver
     if given or not driver.host_root or Path(driver.root).is_dir():
         return policy
@@ -58,18 +56,18 @@ def policy_in_force(
     given: Mapping[str, object] = {},
     root: Path = Path("/"),
     *,
-    default: str | Path = POLICY_FILE,
+    default: str | None = None,
     all_options: bool,
     in_force: bool = False,
 ) -> Policy:
     """Return the policy of the named file, or else of the running daemon's, which may be in a pod. Raises: PolicyError.
 
-    given: options over the daemon's. root: the folder that is the node's `/`. all_options: as `build_policy` takes it.
-    in_force: whether a policy was.
+    given: options over the daemon's. root: the folder that is the node's `/`. default: the file of a daemon that names
+    none; None: the usual one. all_options: as `build_policy` takes it. in_force: whether a policy was.
     """
     options = {**overrides_of(status), **given}
     source = status.policy.source if status else ""
-    path = named or below(root, source if source.startswith("/") else default)
+    path = named or below(root, source if source.startswith("/") else default or DEFAULT_PATH)
     if named or is_there(Path(path)) or (in_force and status is None):
         return build_policy(read_policy(path, in_force=in_force and not named), options, all_options=all_options)
     kept = load_last_good(state_dir, options) if source.startswith("/") and os.access(state_dir, os.X_OK) else None

@@ -52,8 +52,11 @@ def run(args: argparse.Namespace) -> int:
     launched = os.environ.get("NRI_PLUGIN_SOCKET", "")
     logs.set_up(args.log_level, journal=bool(launched))
     joins = not args.gpus or bool(launched or args.socket) or _names_socket(args.policy)
-    if args.gpus:
-        logger.bind(path=args.gpus).info("SIMULATED node" if joins else "SIMULATED node, which joins no runtime")
+    bound = logger.bind(path=args.gpus)
+    if not joins:
+        bound.bind(fix="add --socket PATH to join one").info("SIMULATED node, which joins no runtime")
+    elif args.gpus:
+        bound.info("SIMULATED node")
     if joins or args.state_dir:
         return _serve(args, Path(args.state_dir or DEFAULT_STATE), launched, joins=joins)
     from tempfile import TemporaryDirectory  # brings others, and a real node does without them

@@ -8,13 +8,14 @@ from pathlib import Path
 from typing import Final
 
 from nri_gpu.cli.ask_daemon import ask, daemon_status, overrides_of
+from nri_gpu.cli.follow_daemon import policy_in_force
 from nri_gpu.cli.page import Column, Grid, Line, Row, Tone
 from nri_gpu.cli.render import answer, lines, titled
 from nri_gpu.daemon.answers import DaemonStatus, InventoryAnswer
 from nri_gpu.domain.errors import CommandError, Exit, PolicyError, UnseenError
 from nri_gpu.domain.names import CONTROL_SOCKET, DEFAULT_STATE
 from nri_gpu.domain.node import Inventory
-from nri_gpu.records.policy_file import build_policy, load_last_good, read_policy, was_kept
+from nri_gpu.records.policy_file import load_last_good, was_kept
 from nri_gpu.system.storage import KEY_BYTES, KeyLengthError, read_key
 from nri_gpu.verify.container_report import (
     DAEMON,
@@ -105,11 +106,11 @@ def _numbers(args: argparse.Namespace, state_dir: Path, key: bytes) -> tuple[Inv
 
 def _stage_dir(file: str | None, state_dir: Path) -> Path:
     """Return where the daemon stages drivers. Raises: PolicyError."""
-    options = overrides_of(daemon_status(state_dir))
+    status = daemon_status(state_dir)
     try:
-        policy = build_policy(read_policy(file, in_force=was_kept(state_dir)), options, all_options=False)
+        policy = policy_in_force(status, file, state_dir, all_options=False, in_force=was_kept(state_dir))
     except PolicyError:
-        last = load_last_good(state_dir, options)  # which the daemon runs on, too
+        last = load_last_good(state_dir, overrides_of(status))  # which the daemon runs on, too
         if last is None:
             raise
         policy = last

@@ -56,7 +56,7 @@ class SecondPlugin:
     async def look(self, socket: Path) -> None:
         """Look once for another nri-gpu that is connected to the runtime's socket."""
         pids = await asyncio.to_thread(lambda: [*connected_daemons(socket)])
-        found = (process_of(pid) for pid in pids if pid != os.getpid())
+        found = map(process_of, pids)
         self._connected = tuple(each for each in found if each)
         if self._connected:
             named = ",".join(str(each.pid) for each in self._connected)
@@ -70,14 +70,14 @@ def connected_clause(pids: list[int]) -> str:
 
 
 def connected_daemons(socket: Path, proc: Path = PROC) -> Iterator[int]:
-    """Yield the pid of each `nri-gpu run` that is connected to the runtime's NRI socket, as far as this user sees."""
+    """Yield the pid of each other `nri-gpu run` that is connected to the runtime's socket, as far as this user sees."""
     try:
         pids = sorted(int(each.name) for each in proc.iterdir() if each.name.isdecimal())
     except OSError:
         return
     for pid in pids:
         words = (text_of(proc / str(pid) / "cmdline", _ARGUMENTS_MAX, "utf-8") or "").split("\0")
-        if "run" in words and any("nri" in word for word in words[:3]):
+        if pid != os.getpid() and "run" in words and any("nri" in word for word in words[:3]):
             process = proc / str(pid)
             if not clients_of(socket, process).isdisjoint(opened_by(process)):
                 yield pid
