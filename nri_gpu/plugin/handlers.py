@@ -299,8 +299,8 @@ class Plugin:
 
     def validate(self, payload: bytes) -> Reply:
         """Answer ValidateContainerAdjustment: reject if our reply and other plugins' did not make what was granted."""
-        twice = validation.names_twice(payload, self.second.name)
-        if not (twice or validation.concerns_us(payload) or self._asks(payload)):
+        second = self.second.told or validation.names_twice(payload, self.second.name)
+        if not (second or validation.concerns_us(payload) or self._asks(payload)):
             return EMPTY
         adjusted = validation.adjusted_from_pb(payload, GRANT_KEY, self.stage_dir)
         self.second.validated(adjusted)

@@ -28,7 +28,7 @@ class SecondPlugin:
 
     def __init__(self, registered: Callable[[], PluginSettings]) -> None:
         self._registered = registered
-        self._told = ""  # by the runtime
+        self.told = ""  # by the runtime
         self._connected: tuple[Process, ...] = ()  # when this daemon started
 
     @property
@@ -38,7 +38,7 @@ class SecondPlugin:
     @property
     def proof(self) -> str:
         """Return the proof, as a clause; empty where there is none."""
-        return self._told or connected_clause([each.pid for each in self._connected if lives(each)])
+        return self.told or connected_clause([each.pid for each in self._connected if lives(each)])
 
     def validated(self, adjusted: Adjusted) -> None:
         """Take which plugins the runtime asked about a container, and whose its grant is (NRI 0.10)."""
@@ -49,9 +49,9 @@ class SecondPlugin:
             told = f"the runtime asks two plugins of this name, {' and '.join(named)}"
         elif _name(owner) == own.name and owner != f"{own.index}-{own.name}":
             told = f"NRI plugin {owner} granted GPUs to a container"
-        if told and not self._told:
+        if told and not self.told:
             logger.bind(fault=told).error("another nri-gpu serves this runtime")
-        self._told = told
+        self.told = told
 
     async def look(self, socket: Path) -> None:
         """Look once for another nri-gpu that is connected to the runtime's socket."""
@@ -77,7 +77,7 @@ def connected_daemons(socket: Path, proc: Path = PROC) -> Iterator[int]:
         return
     for pid in pids:
         words = (text_of(proc / str(pid) / "cmdline", _ARGUMENTS_MAX, "utf-8") or "").split("\0")
-        if pid != os.getpid() and "run" in words and any("nri" in word for word in words[:3]):
+        if pid != os.getpid() and "run" in words and any("nri_gpu" in word.replace("-", "_") for word in words[:3]):
             process = proc / str(pid)
             if not clients_of(socket, process).isdisjoint(opened_by(process)):
                 yield pid

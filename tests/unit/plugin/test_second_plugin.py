@@ -37,10 +37,10 @@ def test_what_proves_a_second_one(name: str, log: Log) -> None:
 
 
 def test_it_is_over_once_the_runtime_asks_one_again() -> None:
-    bench, of = Bench(), nri.asking("1")
+    bench, of = Bench(), nri.pod()
     bench.plugin.validate(nri.validate(of, nri.container(of), PROOFS["two of its name"][0]))
     assert bench.plugin.second.proof
-    bench.plugin.validate(nri.validate(of, nri.container(of), PROOFS["its own grant"][0]))
+    bench.plugin.validate(nri.validate(of, nri.container(of), PROOFS["this plugin alone"][0]))
     assert not bench.plugin.second.proof
 
 
