@@ -184,6 +184,7 @@ async def test_a_successor_takes_over_beneath_admissions(
             _, container = await aside(run, node, "train", annotations, cdi=cdi)
             check_gpus(node, container, chosen)
             assert successor.terminate() == 0
+    assert "another nri-gpu serves this runtime" not in successor.log()  # the one before it had left
 
 
 @in_a_loop
