@@ -59,6 +59,7 @@ STUCK: Final = Unkilled("nvidia-smi", UUIDS[0], 4711, 7.0)
 UNLOADED: Final = replace(node(), module_version="", inventory=replace(node().inventory, simulated=False))
 FAULTS = {
     "away": ({"connection": replace(VIEW.connection, ready=False)}, "nri_gpu_connected", 0),
+    "a simulation without a runtime": ({"connection": replace(VIEW.connection, joined=False)}, "nri_gpu_connected", 0),
     "guard": ({"guard_connected": False}, "nri_gpu_guard_connected", 0),
     "ungranted": ({"ungranted": 3}, "nri_gpu_ungranted_containers", 3),
     "old": ({"inventory_age_s": 301.5}, "nri_gpu_inventory_age_seconds", 301.5),
