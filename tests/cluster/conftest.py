@@ -1,4 +1,7 @@
-"""One real Kubernetes a session, emptied after every test; without its programs every test here skips."""
+"""One real Kubernetes a session, emptied after every test; without its programs every test here skips.
+
+A second one, of two nodes, is there for the tests that ask for it.
+"""
 
 import os
 from collections.abc import Iterator
@@ -12,12 +15,16 @@ from tests.support.cluster_claims import DraCluster
 
 
 @pytest.fixture(scope="session")
-def session_cluster() -> Iterator[Cluster]:
+def bootable() -> None:
     if not os.environ.get(FOLDER):
         pytest.skip(f"set {FOLDER} to the folder of cluster.sh, which boots a Kubernetes")
     programs()
     if os.geteuid():
         pytest.fail("these tests boot a real Kubernetes and need root: run `make test-cluster` with sudo")
+
+
+@pytest.fixture(scope="session")
+def session_cluster(bootable: None) -> Iterator[Cluster]:
     # Its ports and its cgroup have fixed names: another run's cluster goes first.
     with one_at_a_time(Path("/tmp/nri-gpu-test-cluster.lock")), Cluster() as running:
         yield running
@@ -28,6 +35,20 @@ def cluster(session_cluster: Cluster) -> Iterator[Cluster]:
     """A running cluster without pods, and without anything of nri-gpu."""
     yield session_cluster
     session_cluster.clear()
+
+
+@pytest.fixture(scope="module")
+def two_nodes_running(bootable: None) -> Iterator[Cluster]:
+    """Beside it: several nodes have ports and cgroups that are those of no other cluster."""
+    with Cluster(2) as running:
+        yield running
+
+
+@pytest.fixture
+def two_nodes(two_nodes_running: Cluster) -> Iterator[Cluster]:
+    """A running cluster of two nodes without pods, and without anything of nri-gpu."""
+    yield two_nodes_running
+    two_nodes_running.clear()
 
 
 @pytest.fixture(scope="session")

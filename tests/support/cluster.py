@@ -1,12 +1,13 @@
-"""A real Kubernetes of one node, driven through `cluster.sh`, a script from outside this repository.
+"""A real Kubernetes of one node or several, driven through `cluster.sh`, a script from outside this repository.
 
 Its folder is named by NRI_GPU_CLUSTER; KUBE_BIN, CONTAINERD_BIN and ETCD_BIN are the script's own, and name what `make
-ground` built unless they are set. Everything lies on private paths in a mount namespace of the cluster's, where nri-gpu
-runs as plain processes or by the chart's manifests.
+ground` built unless they are set. Everything lies on private paths in a mount namespace of each node's, where nri-gpu
+runs as plain processes or by the chart's manifests. Of several nodes, `Cluster.on` has the one that all else is about.
 """
 
 from __future__ import annotations
 
+import copy
 import json
 import os
 import shutil
@@ -18,7 +19,7 @@ from contextlib import contextmanager, suppress
 from itertools import chain, pairwise
 from pathlib import Path
 from typing import Any, Final, Self
-from urllib.request import urlopen
+from urllib.parse import urlsplit
 
 import yaml
 
@@ -47,8 +48,12 @@ GPU_MINORS: Final = range(248)  # those above are the driver's own
 DAEMON, GUARD, NEXT, DRA = "nri-gpu", "nri-gpu-guard", "nri-gpu-next", "nri-gpu-dra"
 CONTROL_PLANE: Final = ("apiserver", "controller-manager", "scheduler")
 READY_S: Final = 60.0
+ONE_NODE: Final = os.environ.get("NODE") or "node1"  # what cluster.sh calls a single one
 PORT: Final = "16443"  # of the API server; the others follow
-KUBELET_HEALTH: Final = "http://127.0.0.1:16447/healthz"
+# Fails until the kubelet answers; of several nodes, each has its own at this address.
+KUBELET_ANSWERS: Final = "from urllib.request import urlopen; urlopen('http://127.0.0.1:16447/healthz', timeout=1)"
+# A process that ends the cluster, also where a test was killed: `read` returns when nobody holds its input's other end.
+TEARDOWN: Final = 'read -r _; "$0" teardown >/dev/null 2>&1; rm -rf "$CLUSTER_ROOT"'
 MIG_NODES: Final = (1511, range(1024))  # in config/topologies/mig-a100.toml: their major, and minors
 # Of the chart.
 CLUSTER_WIDE: Final = (
@@ -69,12 +74,9 @@ def programs() -> dict[str, str]:
     return {name: os.environ.get(name) or str(ground.need(of)) for name, of in PROGRAMS.items()}
 
 
-def _answers(url: str) -> bool:
-    try:
-        with urlopen(url, timeout=1):
-            return True
-    except OSError:
-        return False
+def _empty(folder: Path) -> None:
+    for path in folder.iterdir():
+        shutil.rmtree(path) if path.is_dir() else path.unlink()
 
 
 def pod(name: str, gpus: int = 0, resource: str = GPU, annotations: Mapping[str, str] | None = None) -> Object:
@@ -98,29 +100,56 @@ def pod(name: str, gpus: int = 0, resource: str = GPU, annotations: Mapping[str,
 
 
 class Cluster:
-    """A running cluster, to use in `with`."""
+    """A running cluster, to use in `with`. nodes: how many; several are called node1, node2 and so on.
 
-    def __init__(self) -> None:
+    Methods that concern a node are about the first, or the one that `on` names.
+    """
+
+    def __init__(self, nodes: int = 1) -> None:
         self.root = Path(tempfile.mkdtemp(prefix="nk-"))  # short: sockets are made below it
-        self.folder = self.root / "given"  # outlives a teardown no more than the rest
+        self.nodes = tuple(f"node{number + 1}" for number in range(nodes)) if nodes > 1 else (ONE_NODE,)
         self._script = str(Path(os.environ[FOLDER]) / "cluster.sh")
         self.environment = {**os.environ, **programs(), "CLUSTER_ROOT": str(self.root), "PORT": PORT}
+        self._settle(self.nodes[0])
         found = (str(each.parent) for each in (packages.runc(), packages.busybox()))
         self.environment["PATH"] = os.pathsep.join((*found, os.environ["PATH"]))
         self.environment["PYTHONPATH"] = str(ROOT)
 
+    def _settle(self, node: str) -> None:
+        """Be about this node."""
+        self.node = node
+        self.environment = {**self.environment, "NODE": node}
+        several = len(self.nodes) > 1
+        self._at = f"@{node}" if several else ""  # ends the names of its daemons' files
+        self.place = self.root / node if several else self.root  # the node's folder
+        self.folder = self.root / f"given{self._at}"  # for files of tests; outlives a teardown no more than the rest
+        self._cgroup = f"nri-kube-{self.root.name}/{node}" if several else "nrikube"
+
+    def on(self, node: str) -> Self:
+        """The same cluster, about this node of it."""
+        there = copy.copy(self)
+        there._settle(node)
+        return there
+
+    def each(self) -> Iterator[Self]:
+        """The cluster about each of its nodes."""
+        return map(self.on, self.nodes)
+
     def __enter__(self) -> Self:
+        self._end = subprocess.Popen(
+            ["sh", "-c", TEARDOWN, self._script], stdin=subprocess.PIPE, env=self.environment, start_new_session=True
+        )
         try:
-            self.verb("boot")
+            self.verb("boot", environment={"NODES": str(len(self.nodes))})
         except HarnessError:
             self.__exit__()
             raise
-        self.folder.mkdir()
+        for node in self.each():
+            node.folder.mkdir()
         return self
 
     def __exit__(self, *_: object) -> None:
-        self.verb("teardown", check=False)
-        shutil.rmtree(self.root, ignore_errors=True)
+        self._end.communicate()
 
     @contextmanager
     def gated(self, gates: str, of_api_server: str = "") -> Iterator[None]:
@@ -175,7 +204,7 @@ class Cluster:
 
         def up() -> bool:
             self.verb("start", name, environment=environment)  # as systemd does where it ended: a kubelet may, at first
-            return name != "kubelet" or _answers(KUBELET_HEALTH)
+            return name != "kubelet" or self.enter(sys.executable, "-c", KUBELET_ANSWERS).returncode == 0
 
         wait_for(name, up)
 
@@ -191,19 +220,24 @@ class Cluster:
 
     def known(self, name: str) -> bool:
         """Whether it can be started: one of ours was run before."""
-        return not name.startswith("nri-gpu") or (self.root / "pid" / f"{name}.cmd").exists()
+        return not name.startswith("nri-gpu") or (self.root / "pid" / f"{name}{self._at}.cmd").exists()
 
     def log(self, name: str) -> str:
         """Of a daemon."""
-        path = self.root / "log" / f"{name}.log"
+        path = self.root / "log" / f"{name}{self._at}.log"
         return path.read_text(errors="replace") if path.exists() else ""
 
     # -- nri-gpu as processes -----------------------------------------------------------------------------------------
 
     def nri_gpu(self, *words: str) -> subprocess.CompletedProcess[str]:
-        """One verb of nri-gpu in the cluster's mount namespace."""
-        command = [self._script, "enter", sys.executable, "-m", "nri_gpu", *words]
-        return subprocess.run(command, capture_output=True, text=True, env=self.environment, check=False)
+        """One verb of nri-gpu in the node's mount namespace."""
+        return self.enter(sys.executable, "-m", "nri_gpu", *words)
+
+    def enter(self, *command: str) -> subprocess.CompletedProcess[str]:
+        """A command in the node's namespaces."""
+        return subprocess.run(
+            [self._script, "enter", *command], capture_output=True, text=True, env=self.environment, check=False
+        )
 
     def run_daemon(self, topology: Path | str = FOUR_GPUS, policy: str = "", *options: str) -> None:
         """`nri-gpu run --kubelet`, registered with both sides. topology: a file, or the text of one."""
@@ -215,7 +249,7 @@ class Cluster:
 
     def run_successor(self, name: str) -> None:
         """The daemon that was run last, once more and under another name: it stands by."""
-        words = (self.root / "pid" / f"{DAEMON}.cmd").read_text().rstrip("\0").split("\0")
+        words = (self.root / "pid" / f"{DAEMON}{self._at}.cmd").read_text().rstrip("\0").split("\0")
         self.verb("spawn", name, *words, *([] if "--stand-by" in words else ["--stand-by"]))
         wait_for("a successor", lambda: "standing by" in self.log(name).rpartition("stopped")[2])
 
@@ -239,7 +273,7 @@ class Cluster:
     @property
     def cdi(self) -> Path:
         """Where this containerd looks for CDI specifications."""
-        return self.root / "ctrd" / "cdi"
+        return self.place / "ctrd" / "cdi"
 
     def _policy(self, text: str) -> Path:
         table, line = "[kubelet]\n", f'cdi_dir = "{self.cdi}"\n'
@@ -248,7 +282,7 @@ class Cluster:
 
     def spawn(self, name: str, *words: str) -> None:
         """A verb of nri-gpu as a daemon of the cluster's."""
-        (self.root / "log" / f"{name}.log").unlink(missing_ok=True)
+        (self.root / "log" / f"{name}{self._at}.log").unlink(missing_ok=True)
         self.verb("spawn", name, sys.executable, "-m", "nri_gpu", *words)
 
     # -- nri-gpu by the chart -----------------------------------------------------------------------------------------
@@ -259,7 +293,7 @@ class Cluster:
             "image": {"repository": IMAGE, "tag": TAG},
             "simulation": FOUR_GPUS.read_text(),
             "affinity": {"nodeAffinity": None},
-            "paths": {"cdi": str(self.cdi)},
+            "paths": {"cdi": "/run/cdi"},  # each node's own
             "metrics": {"enabled": True},
         }
 
@@ -272,15 +306,17 @@ class Cluster:
     def reach(self) -> Object:
         """A patch of the DRA driver's DaemonSet, so that its pods find the API server: no proxy leads to it here."""
         server = self.kubectl("config", "view", "-o", "jsonpath={.clusters[0].cluster.server}")
-        address = {"KUBERNETES_SERVICE_HOST": "127.0.0.1", "KUBERNETES_SERVICE_PORT": server.rpartition(":")[2]}
+        parts = urlsplit(server)
+        address = {"KUBERNETES_SERVICE_HOST": parts.hostname, "KUBERNETES_SERVICE_PORT": str(parts.port)}
         environment = [{"name": name, "value": value} for name, value in address.items()]
         spec = {"hostNetwork": True, "containers": [{"name": "dra", "env": environment}]}
         return {"spec": {"template": {"spec": spec}}}
 
     def import_image(self) -> None:
-        """The checkout's own."""
-        self.verb("ctr", "images", "import", str(own_image()))
-        self.verb("ctr", "images", "tag", "--force", image.NAME, f"{IMAGE}:{TAG}")
+        """The checkout's own, on every node."""
+        for node in self.each():
+            node.verb("ctr", "images", "import", str(own_image()))
+            node.verb("ctr", "images", "tag", "--force", image.NAME, f"{IMAGE}:{TAG}")
 
     def install(self, patch: Object | None = None, **changed: Any) -> None:  # noqa: ANN401 - the chart's values
         """The chart's manifests, as `kubectl apply` puts them there, until its pods are ready.
@@ -294,7 +330,7 @@ class Cluster:
 
         def ready() -> bool:
             found = self.get("daemonsets", "", "-n", NAMESPACE)
-            return all(each["status"].get("numberReady") == 1 for each in found)
+            return all(each["status"].get("numberReady") == len(self.nodes) for each in found)
 
         wait_for("the chart's pods", ready, 90, lambda: self.kubectl("describe", "pods", "-n", NAMESPACE))
 
@@ -319,8 +355,7 @@ class Cluster:
 
     def allocatable(self, resource: str = GPU) -> int:
         """What the scheduler may hand out on the node."""
-        (node,) = self.get("nodes")
-        return int(node["status"]["allocatable"].get(resource, 0))
+        return int(self.get("node", self.node)["status"]["allocatable"].get(resource, 0))
 
     def wait_allocatable(self, count: int, resource: str = GPU) -> None:
         found = lambda: self.allocatable(resource) == count  # noqa: E731
@@ -398,31 +433,34 @@ class Cluster:
 
     def clear(self) -> None:
         """No pod, and nothing of nri-gpu."""
-        for name in ("containerd", "kubelet"):
-            self.start(name)
+        for node in self.each():
+            for name in ("containerd", "kubelet"):
+                node.start(name)
         # Not by force: the kubelet says when a pod is gone, and counts its GPUs until then.
         self.kubectl(
             "delete", "jobs,daemonsets,pods", "--all", "--all-namespaces", f"--timeout={READY_S}s", check=False
         )
         wait_for("no pod", lambda: not self.get("pods", "", "-A"))
-        wait_for("no container", lambda: not self._tasks())
+        for node in self.each():
+            wait_for("no container", lambda node=node: not node._tasks())
         # A container that containerd's end left created stays listed until the kubelet collects its pod. With the state
         # folder goes the key of its signed grant, so that the next daemon would take it for another component's.
-        wait_for("no pod in containerd", self._removed)
+        for node in self.each():
+            wait_for("no pod in containerd", node._removed)
         # Of the chart, what lies in no namespace, and its own: Helm takes over nothing that it has not made.
         self.kubectl("delete", "namespace", DAEMON, "--ignore-not-found", f"--timeout={READY_S}s")
         self.kubectl("delete", CLUSTER_WIDE, "-l", "app.kubernetes.io/name=nri-gpu")
         self.kubectl("delete", "resourceslices", "--all")
-        self.stop(GUARD, DAEMON, NEXT, DRA)
+        for node in self.each():
+            node.stop(GUARD, DAEMON, NEXT, DRA)
+            for folder in ("run-nri-gpu", "lib-nri-gpu"):
+                _empty(node.place / folder)
         for path in (self.root / "pid").glob("nri-gpu*.cmd"):
             path.unlink()
-        for folder in ("run-nri-gpu", "lib-nri-gpu"):
-            for path in (self.root / folder).iterdir():
-                shutil.rmtree(path) if path.is_dir() else path.unlink()
 
     def _removed(self) -> bool:
         """Whether no pod is left; False where the kubelet removes the same one at this moment."""
-        with suppress(CriError), Cri(self.root / "ctrd.sock") as runtime:
+        with suppress(CriError), Cri(self.place / "ctrd.sock") as runtime:
             runtime.remove_all()
             return True
         return False
@@ -434,8 +472,7 @@ class Cluster:
             with suppress(ProcessLookupError):
                 os.kill(pid, 9)
         wait_for("their end", lambda: not list(self._below_the_cgroup()))
-        for path in (self.root / "run-nri-gpu").iterdir():
-            shutil.rmtree(path) if path.is_dir() else path.unlink()
+        _empty(self.place / "run-nri-gpu")
 
     def boot_again(self) -> None:
         """After `kill_all`, in the order of the units: the kubelet comes last."""
@@ -448,7 +485,7 @@ class Cluster:
 
     def _below_the_cgroup(self) -> Iterator[int]:
         """Processes of pods."""
-        for procs in Path("/sys/fs/cgroup").glob("**/nrikube/**/cgroup.procs"):
+        for procs in Path("/sys/fs/cgroup").glob(f"**/{self._cgroup}/**/cgroup.procs"):
             with suppress(OSError):
                 yield from {int(each) for each in procs.read_text().split()}
 
