@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Final
 
 from msgspec import to_builtins
+from msgspec.structs import replace
 from rich._export_format import CONSOLE_SVG_FORMAT
 from rich.console import Console
 
@@ -29,6 +30,7 @@ from nri_gpu.domain.decision import Refused
 from nri_gpu.domain.gpu_request import Mode
 from nri_gpu.domain.health import Happened, Health, HealthState, History
 from nri_gpu.ledger.ledger import Entry
+from nri_gpu.system.node_name import NamedNode
 from tests.support import builders as make
 from tests.support.views import CLOCK, NOW, view
 from tests.unit.doctor.node import DoctorNode, old_uvm
@@ -91,7 +93,7 @@ def doctor() -> Page:
         node = DoctorNode(host_below(Path(folder)), sockets)
         old_uvm(node)
         node.remove("run/nri-gpu-guard/guard.json")
-        found = paragraphs(node.examine(), COLUMNS)
+        found = paragraphs(replace(node.examine(), node=NamedNode("node1")), COLUMNS)
         return [Line(text.replace(folder, ""), TONES[level]) for text, level in found]
 
 

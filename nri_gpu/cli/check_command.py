@@ -42,6 +42,7 @@ from nri_gpu.records.policy_file import (
     read_policy,
     unit_folder,
 )
+from nri_gpu.system.node_name import NamedNode, this_node
 
 Option = str | bool | int | float
 
@@ -61,6 +62,7 @@ class CheckDocument(Struct, frozen=True, tag_field="schema", tag="nri-gpu/check/
     options: over the file, of the command line and of the running daemon's.
     """
 
+    node: NamedNode
     faults: tuple[FaultLine, ...]
     advice: tuple[str, ...]
     options: Mapping[str, Option]
@@ -104,14 +106,14 @@ def run(args: argparse.Namespace) -> int:
     if status and status.kubelet.enabled:
         page.append(Line(f"kubelet: {fail_closed(status)}"))
     page += lines((f"advice: {sentence}" for sentence in advice), Tone.WARN)
-    answer(args, CheckDocument((), advice, options), page)
+    answer(args, CheckDocument(this_node(), (), advice, options), page)
     return Exit.OK
 
 
 def _faults(args: argparse.Namespace, found: tuple[Fault, ...], options: Mapping[str, Option], code: Exit) -> int:
     faults = convert(found, tuple[FaultLine, ...], from_attributes=True)
     told = (f"{found[0].file}: {len(faults)} fault{'s' * (len(faults) > 1)}", *map(str, found))
-    answer(args, CheckDocument(faults, (), options), lines(told, Tone.BAD))
+    answer(args, CheckDocument(this_node(), faults, (), options), lines(told, Tone.BAD))
     return code
 
 

@@ -5,8 +5,6 @@ from __future__ import annotations
 import argparse
 import asyncio
 import gc
-import os
-import socket
 from pathlib import Path
 
 from nri_gpu.daemon import logs
@@ -14,6 +12,7 @@ from nri_gpu.domain.errors import CommandError, Exit
 from nri_gpu.domain.names import DEFAULT_STATE
 from nri_gpu.kubelet.kubelet_controller import set_up_grpc
 from nri_gpu.system.liveness import LivenessFile
+from nri_gpu.system.node_name import node_name
 
 
 def run(args: argparse.Namespace) -> int:
@@ -31,7 +30,7 @@ def run(args: argparse.Namespace) -> int:
         access = by_kubeconfig(Path(args.kubeconfig)) if args.kubeconfig else in_cluster()
     except AccessError as error:
         raise CommandError(Exit.CONFIGURATION, error) from None
-    node = args.node_name or os.environ.get("NODE_NAME") or socket.gethostname().lower()  # as the kubelet has it
+    node = args.node_name or node_name()
     api_server = ApiServer(access)
     daemon = DaemonClient(Path(args.state_dir or DEFAULT_STATE))
     liveness = LivenessFile(Path(args.run_dir) if args.run_dir else None)

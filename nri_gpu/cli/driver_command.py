@@ -22,6 +22,7 @@ from nri_gpu.driver.driver_scan import FoundDriver, scan
 from nri_gpu.driver.host_files import LeftOut
 from nri_gpu.driver.search import OtherDriver
 from nri_gpu.host.modules import module_version
+from nri_gpu.system.node_name import NamedNode, this_node
 
 COMPAT_32: Final = frozenset({Capability.COMPAT32})
 
@@ -79,6 +80,7 @@ class DriverDocument(Struct, frozen=True, kw_only=True, tag_field="schema", tag=
     drivers of other versions below the root, which are not used.
     """
 
+    node: NamedNode
     root: str
     version: str
     generation: str
@@ -105,6 +107,7 @@ def run(args: argparse.Namespace) -> int:
 
 def driver_document(found: FoundDriver, packages: FoundPackages) -> DriverDocument:
     return DriverDocument(
+        node=this_node(),
         root=str(found.root),
         version=found.version,
         generation=found.generation,

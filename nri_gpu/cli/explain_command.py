@@ -33,6 +33,7 @@ from nri_gpu.inventory.topology_source import ask_once, source_of
 from nri_gpu.policy.forms import Globs
 from nri_gpu.policy.model import Disarm, Policy
 from nri_gpu.system.cpu import why_no_hwcaps
+from nri_gpu.system.node_name import NamedNode, this_node
 from nri_gpu.system.yaml_documents import BYTES_MAX, too_large
 
 
@@ -92,6 +93,7 @@ class ContainerLine(Struct, frozen=True, kw_only=True):
 class ExplainDocument(Struct, frozen=True, tag_field="schema", tag="nri-gpu/explain/v1"):
     """The decisions about the containers, in their order. notes: on documents without a pod."""
 
+    node: NamedNode
     containers: tuple[ContainerLine, ...]
     notes: tuple[str, ...]
 
@@ -107,7 +109,7 @@ def run(args: argparse.Namespace) -> int:
     explained = decide_all(manifest, node, policy)
     answer(
         args,
-        ExplainDocument(tuple(map(_container_line, explained)), manifest.notes),
+        ExplainDocument(this_node(), tuple(map(_container_line, explained)), manifest.notes),
         explained_page(explained, node, args.file, manifest.notes),
     )
     return Exit.FINDING if any(isinstance(each.decision, Refuse) for each in explained) else Exit.OK

@@ -27,6 +27,7 @@ from nri_gpu.domain.node import Inventory, KernelGpu, Link
 from nri_gpu.inventory.nvml_source import NvmlSource
 from nri_gpu.inventory.topology_source import TopologySource, ask_once, source_of
 from nri_gpu.system.clocks import since_boot_s
+from nri_gpu.system.node_name import NamedNode, this_node
 
 LINK: Final = "it is a link; name the file that it points to, or print with `--record -`"
 
@@ -113,6 +114,7 @@ class GpusDocument(Struct, frozen=True, kw_only=True, tag_field="schema", tag="n
     one. unlisted: GPUs that the kernel shows and NVML does not list. faults: GPUs that cannot be described.
     """
 
+    node: NamedNode
     simulated: bool
     driver_version: str
     cuda_version: str
@@ -182,8 +184,9 @@ def _no_link(path: str, flags: int) -> int:
 
 def gpus_document(inventory: Inventory, status: DaemonStatus | None = None) -> GpusDocument:
     """Return the document. status: of the running daemon, if there is one."""
-    node, majors = status.node if status else None, inventory.majors
+    snapshot, majors = status.node if status else None, inventory.majors
     return GpusDocument(
+        node=this_node(),
         simulated=inventory.simulated,
         driver_version=inventory.driver_version,
         cuda_version=inventory.cuda_version,
@@ -192,7 +195,7 @@ def gpus_document(inventory: Inventory, status: DaemonStatus | None = None) -> G
         majors=MajorsLine(majors.nvidia, majors.nvidia_uvm, majors.nvidia_caps),
         extras={extra.value: _extra_line(offer) for extra, offer in inventory.extras.items()},
         modules=inventory.modules,
-        snapshot=SnapshotLine(node.inventory_number, node.inventory_age_s) if node else None,
+        snapshot=SnapshotLine(snapshot.inventory_number, snapshot.inventory_age_s) if snapshot else None,
         gpus=tuple(map(_gpu_line, inventory.gpus)),
         unlisted=inventory.unlisted,
         faults=convert(inventory.faults, tuple[FaultStatus, ...], from_attributes=True),

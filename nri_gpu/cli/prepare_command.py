@@ -18,6 +18,7 @@ from nri_gpu.host.actions import Action, FixNode, LoadModule, MakeLink, MakeNode
 from nri_gpu.host.facts import CharDevice, HostFacts, HostFinding, look
 from nri_gpu.host.kernel_view import HostFolders
 from nri_gpu.host.make_nodes import PrepareReport, actor, prepare
+from nri_gpu.system.node_name import NamedNode, this_node
 
 PLACES = HostFolders()
 
@@ -88,6 +89,7 @@ class PrepareDocument(Struct, frozen=True, kw_only=True, tag_field="schema", tag
     more_may_follow: which devices a module serves is known once it is loaded. findings: what is left to do by hand.
     """
 
+    node: NamedNode
     dry_run: bool
     devices: tuple[str, ...]
     actions: tuple[ActionLine, ...]
@@ -124,6 +126,7 @@ def _look() -> HostFacts:
 def _print(args: argparse.Namespace, report: PrepareReport, *, more: bool = False) -> int:
     """Print the report as JSON, or a line for each. report: with --dry-run, of what is to do. more: may follow."""
     document = PrepareDocument(
+        node=this_node(),
         dry_run=args.dry_run,
         devices=tuple(report.facts.devices),
         actions=tuple(map(_action_line, report.done)),

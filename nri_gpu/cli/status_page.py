@@ -77,7 +77,8 @@ def status_page(status: DaemonStatus, now: float, *, glance: bool = False) -> li
     """
     runtime, node = status.runtime, status.node
     name = f"{runtime.name or 'runtime'} {runtime.version}".strip() if runtime.joined else "no runtime"
-    headline = f"{name}, driver {node.driver_version or '?'}, policy: {status.policy.source}"
+    at_node = f"{node.name}: " if node.name else ""  # an older daemon does not say
+    headline = f"{at_node}{name}, driver {node.driver_version or '?'}, policy: {status.policy.source}"
     wrong = [*lines(faults(status) + to_mend(status), Tone.BAD)]
     rows = tuple(row for gpu in status.gpus for row in _rows(gpu, status, now))
     return [

@@ -129,7 +129,7 @@ def verify_page(report: Report, inventory: Inventory) -> list[Line | Grid]:
     shown = report.containers
     counts = {verdict: sum(each.verdict is verdict for each in shown) for verdict in Verdict}
     told = ", ".join(f"{count} {verdict}" for verdict, count in counts.items() if count)
-    headline = f"{len(shown)} containers{f': {told}' if told else ''}"
+    headline = f"{report.node.name}: {len(shown)} containers{f': {told}' if told else ''}"
     if report.numbers_from == SNAPSHOT:
         headline += "; no daemon answers, so device numbers are from its last snapshot"
     rows = tuple(_row(each, inventory) for each in shown)

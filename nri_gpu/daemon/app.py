@@ -48,6 +48,7 @@ from nri_gpu.system.cgroups import ContainerCgroups, mounts_of
 from nri_gpu.system.child import unkilled
 from nri_gpu.system.cpu import why_no_hwcaps
 from nri_gpu.system.liveness import LivenessFile
+from nri_gpu.system.node_name import node_name
 from nri_gpu.system.runtime_cri import REVOKED, RuntimeCri
 from nri_gpu.system.service_manager import Notifier
 from nri_gpu.system.state import Changed, NodeState
@@ -320,6 +321,7 @@ class Daemon:
         resources, stray, dra = self._kubelet.report(), self._stray, self._dra
         return View(
             node=state.node,
+            node_name=node_name(),
             ledger=state.ledger,
             connection=self._reporter.connection(
                 self._supervisor.facts,

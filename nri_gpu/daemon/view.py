@@ -45,6 +45,7 @@ class View(Struct, frozen=True, kw_only=True):
     policy: answers.PolicyStatus
     settings: Policy  # in force
     counts: Counts
+    node_name: str = ""
     inventory_confirmed: bool = True  # by NVML, in the life of this daemon
     history: History = NO_HISTORY  # the node's transitions since the daemon began
     kubelet: answers.KubeletStatus = answers.KubeletStatus()
@@ -80,6 +81,7 @@ def status_of(view: View) -> answers.DaemonStatus:
     return answers.DaemonStatus(
         runtime=view.connection,
         node=answers.NodeStatus(
+            name=view.node_name,
             driver_version=inventory.driver_version,
             driver_generation=node.generation,
             driver_fault=node.driver_fault,

@@ -23,6 +23,7 @@ from nri_gpu.doctor.programs import ON_THE_HOST
 from nri_gpu.doctor.runtime_checks import runtime_findings
 from nri_gpu.doctor.runtimes import ContainerRuntime
 from nri_gpu.domain.finding import Finding, Level, unseen
+from nri_gpu.system.node_name import NamedNode, this_node
 
 WIDTH_MIN: Final = 40
 SIMULATED: Final = "SIMULATED: the GPUs are those of a topology file; all else is this machine's"
@@ -42,14 +43,15 @@ class Section(Struct, frozen=True):
 class DoctorDocument(Struct, frozen=True, tag_field="schema", tag="nri-gpu/doctor/v1"):
     """The findings, from kernel to container. counts: how many of each level. simulated: GPUs of a topology file."""
 
+    node: NamedNode
     counts: Mapping[str, int]
     sections: tuple[Section, ...]
     simulated: bool = False
 
     @classmethod
-    def of(cls, *sections: Section) -> Self:
+    def of(cls, node: NamedNode, *sections: Section) -> Self:
         levels = [finding.level for section in sections for finding in section.findings]
-        return cls({level.value: levels.count(level) for level in Level}, sections)
+        return cls(node, {level.value: levels.count(level) for level in Level}, sections)
 
     @property
     def findings(self) -> Iterator[Finding]:
@@ -80,7 +82,7 @@ def examine(seen: Examined, runtime: ContainerRuntime | None) -> DoctorDocument:
     if serves_by_cdi_alone(seen):
         passed_over = {"container runtime", "nri-gpu"}
     parts = ((name, part) for name, part in PARTS if name not in passed_over)
-    found = DoctorDocument.of(*(_section(name, part, seen, runtime) for name, part in parts))
+    found = DoctorDocument.of(this_node(), *(_section(name, part, seen, runtime) for name, part in parts))
     return replace(found, simulated=seen.simulated)
 
 
@@ -106,9 +108,10 @@ def paragraphs(found: DoctorDocument, width: int) -> Iterator[tuple[str, Level |
     width: columns.
     """
     width = max(width, WIDTH_MIN)
+    yield f"node {found.node.name}", None
     if found.simulated:
         yield from ((line, None) for line in textwrap.wrap(SIMULATED, width))
-        yield "", None
+    yield "", None
     for section in found.sections:
         yield section.name, None
         for each in section.findings:

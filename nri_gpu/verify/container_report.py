@@ -18,6 +18,7 @@ from nri_gpu.domain.node import Inventory
 from nri_gpu.injection.device_numbers import Owner, device_numbers
 from nri_gpu.ledger.grant_text import InvalidGrant, SignedGrant, verify_grant
 from nri_gpu.system.cgroups import mounts_of
+from nri_gpu.system.node_name import NamedNode, this_node
 from nri_gpu.system.process import process_of
 from nri_gpu.verify.compare import Seen, differences
 from nri_gpu.verify.in_kernel import Kernel, staged_by_mounts
@@ -71,6 +72,7 @@ class ContainerReport(Struct, frozen=True, kw_only=True):
 class Report(Struct, frozen=True, kw_only=True, tag_field="schema", tag=SCHEMA):
     """The whole node. numbers_from: `daemon`, or `snapshot` of the last one. unseen: what else could not be seen."""
 
+    node: NamedNode
     numbers_from: str
     containers: tuple[ContainerReport, ...]
     unseen: tuple[str, ...] = ()
@@ -110,7 +112,11 @@ def verify(bundles: Callable[[], Iterable[Bundle]], by: Expected) -> Report:
     found = [_held_twice(each, found, pods) for each in found]
     found.sort(key=lambda each: (each.pod, each.container, each.id))
     return Report(
-        numbers_from=by.numbers_from, containers=tuple(found), unseen=tuple(_missing(by, holders, pods)), denied=denied
+        node=this_node(),
+        numbers_from=by.numbers_from,
+        containers=tuple(found),
+        unseen=tuple(_missing(by, holders, pods)),
+        denied=denied,
     )
 
 

@@ -442,7 +442,7 @@ class Cluster:
         )
         wait_for("no pod", lambda: not self.get("pods", "", "-A"))
         for node in self.each():
-            wait_for("no container", lambda node=node: not node._tasks())
+            wait_for("no container", node._idle)
         # A container that containerd's end left created stays listed until the kubelet collects its pod. With the state
         # folder goes the key of its signed grant, so that the next daemon would take it for another component's.
         for node in self.each():
@@ -489,8 +489,9 @@ class Cluster:
             with suppress(OSError):
                 yield from {int(each) for each in procs.read_text().split()}
 
-    def _tasks(self) -> Sequence[str]:
-        return self.verb("ctr", "task", "ls", "-q").split()
+    def _idle(self) -> bool:
+        """Whether no container runs on the node."""
+        return not self.verb("ctr", "task", "ls", "-q").split()
 
 
 class Uses:

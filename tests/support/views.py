@@ -31,6 +31,7 @@ def view(ledger: Ledger | None = None, node: Node | None = None, **fields: Any) 
     return View(
         **{
             "node": node or make.node(),
+            "node_name": "node1",
             "ledger": started(ledger or make.ledger()),
             "connection": RuntimeConnection(ready=True, since_s=NOW - 60, name="containerd", version="2.1.9"),
             "wall": NOW,

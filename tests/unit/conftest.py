@@ -43,6 +43,12 @@ def log() -> Iterator[Log]:
         yield captured
 
 
+@pytest.fixture(autouse=True)
+def on_node1(monkeypatch: pytest.MonkeyPatch) -> None:
+    """On a node of that name, as the chart tells it: goldens have no name of this machine."""
+    monkeypatch.setenv("NODE_NAME", "node1")
+
+
 @pytest.fixture
 def folder() -> Iterator[Path]:
     """A folder short enough for the path of a socket in it."""

@@ -20,6 +20,7 @@ from nri_gpu.domain.value import encode
 from nri_gpu.ledger.ledger import Ledger
 from nri_gpu.policy.model import Policy
 from nri_gpu.records.audit_records import NodeRecord, PolicyRecord, Record, changed_record, decision_record
+from nri_gpu.system.node_name import NamedNode
 from nri_gpu.verify.container_report import ContainerReport, Report, Verdict
 from tests.support import builders as make
 from tests.support.daemon import FOUR_GPUS, TOPOLOGIES
@@ -98,8 +99,11 @@ IDLE = ContainerReport(id="e", pod="default/web", container="main", verdict=Verd
 HIDDEN = ContainerReport(id="c", pod="ml/vm", container="main", verdict=Verdict.UNSEEN, unseen="it is a VM")
 
 
+NODE = NamedNode("node1")
+
+
 def report(*containers: ContainerReport, **fields: object) -> Report:
-    return Report(**{"numbers_from": "daemon", "containers": containers, **fields})  # type: ignore[arg-type]
+    return Report(**{"node": NODE, "numbers_from": "daemon", "containers": containers, **fields})  # type: ignore[arg-type]
 
 
 CHECKED = report(GOOD, BAD, HIDDEN, AGENT, IDLE, unseen=("container 0a1b of ml/lost, which has GPUs",))
@@ -132,6 +136,7 @@ def spoil(host: HostTree) -> None:
 
 LONG = "nri-gpu something --with=a-very-long-option-that-is-never-broken --and another    # because it is to be copied"
 REPORT = DoctorDocument.of(
+    NODE,
     Section("driver", (ok("modules", "are loaded"), error("nodes", "are missing " * 12, "nri-gpu prepare", LONG))),
     Section("nri-gpu", (warning("guard", "is away", "# in a file:", "a = 1"), unseen("daemon", "root only"))),
 )

@@ -75,8 +75,13 @@ def test_a_table_or_the_daemons_json(asked: NriGpuCall) -> None:
     done = asked(FREE)
     first, heads, *gpus = done.out.splitlines()
     assert (done.code, len(gpus)) == (Exit.OK, make.GPUS)
-    assert first == "containerd 2.1.9, driver 580.95.05, policy: /etc/nri-gpu/policy.toml"
+    assert first == "node1: containerd 2.1.9, driver 580.95.05, policy: /etc/nri-gpu/policy.toml"
     assert heads.split() == ["GPU", "MODEL", "MODE", "HELD", "BY", "CONTAINER", "FOR", "UNAVAILABLE"]
+
+
+def test_an_older_daemon_names_no_node(asked: NriGpuCall) -> None:
+    node = {key: value for key, value in FREE["node"].items() if key != "name"}
+    assert asked({**FREE, "node": node}).out.startswith("containerd 2.1.9, driver ")
 
 
 def test_json_is_the_daemons_answer(asked: NriGpuCall) -> None:

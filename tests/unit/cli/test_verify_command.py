@@ -88,6 +88,7 @@ def test_a_node_without_containers(nri_gpu: NriGpuCall, state: Path) -> None:
     assert (done.code, done.err) == (Exit.OK, "")
     assert done.document == {
         "schema": "nri-gpu/verify/v1",
+        "node": {"name": "node1"},
         **{"numbers_from": "daemon", "containers": [], "unseen": [], "denied": False},
     }
 
@@ -138,7 +139,7 @@ def test_without_a_daemon_its_snapshot_says_the_numbers(nri_gpu: NriGpuCall, sta
     done = nri_gpu("verify", *options(state))
     assert (done.code, done.out) == (
         Exit.OK,
-        "0 containers; no daemon answers, so device numbers are from its last snapshot\n",
+        "node1: 0 containers; no daemon answers, so device numbers are from its last snapshot\n",
     )
     (state / SNAPSHOT_FILE).write_bytes(b"edited")
     done = nri_gpu("verify", *options(state))

@@ -284,14 +284,18 @@ def test_the_programs_take_their_arguments_and_look_where_folders_are(variant: s
 def test_the_dra_driver_takes_its_arguments_and_looks_where_folders_are() -> None:
     args = arguments("dra", "claims")
     assert (args.module, args.state_dir, args.kubeconfig) == ("nri_gpu.cli.dra_command", "/run/nri-gpu", None)
-    (name,) = (each for each in container("dra", "claims")["env"] if each["name"] == "NODE_NAME")
-    assert name["valueFrom"] == {"fieldRef": {"fieldPath": "spec.nodeName"}}
-    assert args.node_name == f"$({name['name']})"  # the kubelet puts it in
+    assert args.node_name == "$(NODE_NAME)"  # the kubelet puts it in
     assert mount("dra", "claims", name="token")["mountPath"] == str(SERVICE_ACCOUNT)
     for variant, root in (("claims", "/var/lib/kubelet"), ("claims elsewhere", "/data/kubelet")):
         policy = policy_in(found(variant))
         assert policy.dra.dir == f"{root}/plugins"  # the kubelet dials the socket by its own path
         assert {policy.dra.dir, policy.kubelet.registry_dir, policy.kubelet.cdi_dir} <= inside("dra", variant)
+
+
+@pytest.mark.parametrize("component", ["daemon", "guard", "dra"])
+def test_each_knows_its_node(component: str) -> None:
+    (name,) = (each for each in container(component, "claims")["env"] if each["name"] == "NODE_NAME")
+    assert name["valueFrom"] == {"fieldRef": {"fieldPath": "spec.nodeName"}}
 
 
 def test_the_next_is_there_before_the_last_goes() -> None:

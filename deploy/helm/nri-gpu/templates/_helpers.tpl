@@ -36,6 +36,14 @@ exec:
     {{- end }}
 {{- end }}
 
+{{/* The node's name, for what nri-gpu prints and sends. */}}
+{{- define "nri-gpu.nodeName" -}}
+- name: NODE_NAME
+  valueFrom:
+    fieldRef:
+      fieldPath: spec.nodeName
+{{- end }}
+
 {{/* Begins the names of what lies in no namespace: neither part has a dot, so that no two releases share a name. */}}
 {{- define "nri-gpu.clusterwide" -}}
 {{ .Release.Namespace }}.{{ .Release.Name }}
