@@ -10,7 +10,7 @@ import struct
 import subprocess
 import sys
 import termios
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from msgspec import Struct
@@ -35,13 +35,18 @@ class Screen(Struct, frozen=True):
         return set(STYLE.findall(self.raw))
 
 
-def on_terminal(*arguments: object, columns: int = 80, environment: Mapping[str, str] | None = None) -> Screen:
-    """`nri-gpu` with these arguments on a terminal. environment: all of it, but for the search path."""
+def on_terminal(
+    *arguments: object,
+    columns: int = 80,
+    environment: Mapping[str, str] | None = None,
+    program: Sequence[object] = (sys.executable, "-m", "nri_gpu"),
+) -> Screen:
+    """A program with these arguments on a terminal. environment: all of it, but for the search path."""
     leader, follower = pty.openpty()
     try:
         fcntl.ioctl(follower, termios.TIOCSWINSZ, struct.pack("HHHH", 24, columns, 0, 0))
         process = subprocess.Popen(
-            [sys.executable, "-m", "nri_gpu", *map(str, arguments)],
+            list(map(str, (*program, *arguments))),
             stdin=follower,
             stdout=follower,
             stderr=follower,
