@@ -3,6 +3,7 @@
     python -m deploy.bundle DESTDIR
 
     usr/bin/nri-gpu                  picks the folder below, and starts the program there
+    usr/bin/kubectl-nri_gpu          and its completion, which need neither
     usr/lib/nri-gpu/bundle/          a virtual environment on the system's Python, without pip
         common/                      what is the same for every Python: our own packages, most of the others
         lib/python3.11/site-packages what was compiled for this one, and a line that adds `common`; so for each Python
@@ -49,6 +50,7 @@ COPIED: Final[Mapping[str, str]] = {
     **{f"deploy/{name}": f"{SHARED}/{name}" for name in ("helm", "manifests", "monitoring")},
     **{f"config/{name}": f"{SHARED}/{name}" for name in ("containerd", "examples", "topologies", "policy.schema.json")},
     **{f"share/{name}": f"usr/share/{name}" for name in ("bash-completion", "fish", "man", "zsh")},
+    **{f"share/kubectl/{name}": f"usr/bin/{name}" for name in ("kubectl-nri_gpu", "kubectl_complete-nri_gpu")},
     "config/policy.toml": "etc/nri-gpu/policy.toml",
     "deploy/launcher.sh": PROGRAM.strip("/"),
     "deploy/start.py": f"{BUNDLE}/nri-gpu",
@@ -175,10 +177,10 @@ def _install_units(folder: Path) -> None:
 
 def set_modes(destination: Path) -> None:
     """As in a package: whatever the umask was, everybody may read, and root alone may write."""
-    programs = {destination / PROGRAM.strip("/")}
+    programs = destination / "usr/bin"
     for path in (destination, *destination.rglob("*")):
         if not path.is_symlink():
-            path.chmod(0o755 if path.is_dir() or path in programs else 0o644)
+            path.chmod(0o755 if path.is_dir() or path.parent == programs else 0o644)
 
 
 def _licence(metadata: Path) -> Licence:

@@ -283,5 +283,6 @@ def completions_and_manuals() -> Files:
         "man/man1/nri-gpu.1": manual(),
         **pages,
     }
-    there = [path for path in SHARE.rglob("*") if path.is_file() and "__pycache__" not in path.parts]
+    folders = {name.partition("/")[0] for name in made}
+    there = [path for folder in folders for path in (SHARE / folder).rglob("*") if path.is_file()]
     return {**dict.fromkeys(there), **{SHARE / name: text for name, text in made.items()}}

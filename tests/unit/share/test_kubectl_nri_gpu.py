@@ -49,6 +49,7 @@ while "endless" in told:
 sys.stdout.write(told.get("out", ""))
 sys.exit(told.get("code", 0))
 """
+LONG: Final = "ip-10-0-132-211.eu-central-1.compute.internal"  # a node's name
 Told = Mapping[str, Any]  # what kubectl prints, and its exit code
 RUNNING: Final = {"name": "nri-gpu", "state": {"running": {}}}
 
@@ -61,7 +62,8 @@ def pod(name: str, node: str | None = None, container: Mapping[str, Any] = RUNNI
 
 def status() -> dict[str, Any]:
     """A node of four GPUs: one held, one shared by two, one that fell off the bus, one free. Its runtime is away."""
-    return _held_for(7500, to_builtins(node_in_trouble()))
+    found: dict[str, Any] = _held_for(7500, to_builtins(node_in_trouble()))
+    return found
 
 
 def _held_for(seconds: float, document: Any) -> Any:  # noqa: ANN401 - JSON
@@ -98,7 +100,7 @@ class Cluster:
         (self.folder / "told").write_text(json.dumps({"pods": told, "p1": p1, "p2": p2}))
 
     def run(self, *words: str) -> subprocess.CompletedProcess[str]:
-        command = [sys.executable, PLUGIN, *words]
+        command = [sys.executable, str(PLUGIN), *words]
         return subprocess.run(command, env=self.environment, capture_output=True, text=True, timeout=60, check=False)
 
     def on_terminal(self, *words: str, columns: int) -> Screen:
@@ -333,13 +335,26 @@ def test_without_kubectl_it_says_so(cluster: Cluster) -> None:
 @pytest.mark.parametrize("verb", ["status", "verify", "doctor"])
 @pytest.mark.parametrize("columns", [20, 60, 80, 120])
 def test_it_fits_the_terminal(cluster: Cluster, verb: str, columns: int) -> None:
-    long = "ip-10-0-132-211.eu-central-1.compute.internal"
     documents = {"status": status(), "verify": to_builtins(CHECKED), "doctor": to_builtins(REPORT)}
     document = quiet() if verb == "status" else documents[verb]
-    cluster.tell(answer(documents[verb], 1), answer(document), [pod("p1", "node1"), pod("p2", long)])
+    cluster.tell(answer(documents[verb], 1), answer(document), [pod("p1", "node1"), pod("p2", LONG)])
     lines = cluster.on_terminal(verb, columns=columns).lines
-    assert max(map(len, lines)) <= max(columns, 40)
+    assert max(map(len, lines)) <= max(columns, 60)
     assert any(line.startswith("ip") and "~" in line for line in lines)
+
+
+@pytest.mark.parametrize(
+    ("nodes", "shown"),
+    [
+        ((LONG, LONG.replace("211", "212")), ("ip-10-0-132-211", "ip-10-0-132-212")),
+        ((LONG, "node1"), ("ip-10-0-132-~pute.internal", "node1")),
+        ((f"{'a' * 30}1{'b' * 30}", f"{'a' * 30}2{'b' * 30}"), (f"{'a' * 30}1{'b' * 30}", f"{'a' * 30}2{'b' * 30}")),
+    ],
+)
+def test_short_names_of_nodes_differ(cluster: Cluster, nodes: tuple[str, str], shown: tuple[str, str]) -> None:
+    cluster.tell(answer(quiet()), answer(quiet()), [pod("p1", nodes[0]), pod("p2", nodes[1])])
+    lines = cluster.on_terminal("status", columns=80).lines
+    assert tuple(dict.fromkeys(line.partition(" ")[0] for line in lines[1:])) == shown
 
 
 def test_a_locale_without_utf_8(cluster: Cluster) -> None:
@@ -365,7 +380,7 @@ def test_a_locale_without_utf_8(cluster: Cluster) -> None:
 def test_completion(cluster: Cluster, words: tuple[str, ...], found: list[str]) -> None:
     told = {"nodes": {"out": "node/worker-1\nnode/worker-2\n"}, "namespaces": {"out": "namespace/ml\nnamespace/x\n"}}
     (cluster.folder / "told").write_text(json.dumps(told))
-    command = [KUBECTL / "kubectl_complete-nri_gpu", *words]
+    command = [str(KUBECTL / "kubectl_complete-nri_gpu"), *words]
     done = subprocess.run(command, env=cluster.environment, capture_output=True, text=True, timeout=30, check=False)
     assert (done.stdout.splitlines(), done.stderr) == ([*found, ":4"], "")
 
