@@ -56,8 +56,9 @@ def test_two_nodes(cluster: Cluster) -> None:
         assert (done.returncode, done.stderr) == (Exit.OK, "")
         heads, *found = rows(done)
         assert heads[0] == "NODE"
-        assert [row[0] for row in found] == ["node1"] * 4 + ["node2"] * 4
-        holders = {(row[0], row[4].removeprefix("default/")) for row in found if row[4] != "-"}
+        assert [row[0] for row in found] == ["node1"] * 5 + ["node2"] * 5
+        assert [row[1] for row in found] == ["SIMULATED:", "0", "1", "2", "3"] * 2
+        holders = {(row[0], row[4].removeprefix("default/")) for row in found if row[4].startswith("default/")}
         assert holders == {(node, name) for name, node in held.items()}
     mine = rows(kubectl(cluster, "nri-gpu", "status", "-n", "default", "--node", held["train"]))[1:]
     assert {row[0] for row in mine} == {held["train"]}
@@ -73,7 +74,7 @@ def test_two_nodes(cluster: Cluster) -> None:
     try:
         done = kubectl(cluster, "nri-gpu", "status")
         assert done.returncode == Exit.UNAVAILABLE
-        assert [row[0] for row in rows(done)] == ["NODE", *["node1"] * 4, "node2"]
+        assert [row[0] for row in rows(done)] == ["NODE", *["node1"] * 5, "node2"]
         assert "connection refused" in done.stdout
     finally:
         second.start("kubelet")

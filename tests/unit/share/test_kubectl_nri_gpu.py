@@ -76,7 +76,7 @@ def _held_for(seconds: float, document: Any) -> Any:  # noqa: ANN401 - JSON
 def quiet() -> dict[str, Any]:
     """A node that grants. A pod with the longest name there is has a GPU of it."""
     entry = make.entry(0, to=make.container(of="a" * 99), mode=Mode.EXCLUSIVE, since=CLOCK)
-    found: dict[str, Any] = _held_for(42, to_builtins(status_of(view(make.ledger(entry), make.node()))))
+    found: dict[str, Any] = _held_for(7500, to_builtins(status_of(view(make.ledger(entry), make.node()))))
     return found
 
 
@@ -133,7 +133,7 @@ def test_one_table_of_all_nodes(cluster: Cluster) -> None:
         "node1 2 A100-SXM4-40GB withheld - -",
         "node1 GPU 2: bad since then because of XID 79: the GPU has fallen off the bus",
         "node1 3 A100-SXM4-40GB - - -",
-        f"node2 0 A100-SXM4-40GB exclusive ml/{long} 42s",
+        f"node2 0 A100-SXM4-40GB exclusive ml/{long} 2h5m",
         *(f"node2 {index} A100-SXM4-40GB - - -" for index in range(1, make.GPUS)),
     ]
 
@@ -231,7 +231,7 @@ NOT_OURS: Final = "use the kubectl-nri_gpu of the daemon's version"
         "is a list": (answer([1]), f"the answer of pod p2 is list, not nri-gpu/status/v1: {NOT_OURS}"),
         "lacks all": (
             answer({"schema": "nri-gpu/status/v1"}),
-            f"the answer of pod p2 is not as expected (KeyError: 'runtime'): {NOT_OURS}",
+            f"the answer of pod p2 is not as expected (KeyError: 'node'): {NOT_OURS}",
         ),
         "began before time": (
             answer(_held_for(math.inf, quiet())),
@@ -285,6 +285,14 @@ def test_a_finding_that_this_version_does_not_know(cluster: Cluster) -> None:
     assert f"node1 exits 1: `{command}` says why" in squeezed(done.stdout)
 
 
+def test_a_simulated_node_says_so(cluster: Cluster) -> None:
+    simulated = quiet()
+    simulated["node"]["simulated"] = True
+    cluster.tell(answer(simulated), answer(quiet()))
+    heads, first, *_ = squeezed(cluster.run("status").stdout)
+    assert (heads.split()[0], first) == ("NODE", "node1 SIMULATED: its GPUs are those of a topology file")
+
+
 def crashing(reason: str) -> dict[str, Any]:
     return {"name": "nri-gpu", "state": {"waiting": {"reason": reason, "message": "back-off 10s"}}}
 
@@ -326,7 +334,10 @@ def test_without_a_list_of_pods_it_says_why(
 def test_without_kubectl_it_says_so(cluster: Cluster) -> None:
     cluster.environment["PATH"] = "/nonexistent"
     done = cluster.run("status")
-    assert (done.returncode, done.stderr) == (Exit.UNAVAILABLE, "kubectl nri-gpu: there is no kubectl in PATH\n")
+    assert (done.returncode, done.stderr) == (
+        Exit.UNAVAILABLE,
+        "kubectl nri-gpu: the pods of namespace nri-gpu cannot be listed: there is no kubectl in PATH\n",
+    )
 
 
 # --- how it looks -----------------------------------------------------------------------------------------------------
