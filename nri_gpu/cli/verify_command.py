@@ -15,6 +15,7 @@ from nri_gpu.daemon.answers import DaemonStatus, InventoryAnswer
 from nri_gpu.domain.errors import CommandError, Exit, PolicyError, UnseenError
 from nri_gpu.domain.names import CONTROL_SOCKET, DEFAULT_STATE
 from nri_gpu.domain.node import Inventory
+from nri_gpu.plugin.guard_status import in_pod
 from nri_gpu.records.policy_file import load_last_good, was_kept
 from nri_gpu.system.storage import KEY_BYTES, KeyLengthError, read_key
 from nri_gpu.verify.container_report import (
@@ -29,6 +30,8 @@ from nri_gpu.verify.container_report import (
 from nri_gpu.verify.in_kernel import Kernel
 from nri_gpu.verify.node_snapshot import SnapshotError, read_snapshot
 from nri_gpu.verify.oci_bundles import STATES, read_bundles
+
+FROM_A_POD: Final = "the chart's pods do not mount it: run `nri-gpu verify` on the node, as root"
 
 
 def run(args: argparse.Namespace) -> int:
@@ -66,7 +69,8 @@ def _look(args: argparse.Namespace) -> tuple[Report, Inventory]:
         )
         return verify(lambda: read_bundles(states), evidence), inventory
     except UnseenError as error:
-        raise CommandError(Exit.PERMISSION if error.denied else Exit.UNAVAILABLE, error) from None
+        sentence = f"{error}; {FROM_A_POD}" if in_pod() else error
+        raise CommandError(Exit.PERMISSION if error.denied else Exit.UNAVAILABLE, sentence) from None
 
 
 def _key(state_dir: Path) -> bytes:

@@ -26,10 +26,14 @@ READER = {
 }
 
 
+@pytest.fixture(scope="module")
+def imported(two_nodes_running: Cluster) -> None:
+    two_nodes_running.import_image()
+
+
 @pytest.fixture
-def cluster(two_nodes: Cluster) -> Cluster:
+def cluster(two_nodes: Cluster, imported: None) -> Cluster:
     """With the chart's pods on both nodes."""
-    two_nodes.import_image()
     two_nodes.install()
     for node in two_nodes.each():
         node.wait_allocatable(4)

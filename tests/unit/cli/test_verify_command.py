@@ -173,6 +173,15 @@ def test_no_containerd(nri_gpu: NriGpuCall, state: Path) -> None:
     assert (done.code, "no containerd keeps containers below" in done.err) == (Exit.UNAVAILABLE, True)
 
 
+def test_in_a_pod_without_containerds_folder_it_says_to_run_it_on_the_node(
+    nri_gpu: NriGpuCall, state: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("KUBERNETES_SERVICE_HOST", "10.96.0.1")
+    with daemon(state, {"status": FREE, "inventory": INVENTORY}):
+        done = nri_gpu("verify", "--state-dir", state, "--containerd-state", state)
+    assert (done.code, "run `nri-gpu verify` on the node" in done.err) == (Exit.UNAVAILABLE, True)
+
+
 def test_a_broken_policy_file_and_the_last_good_one(nri_gpu: NriGpuCall, state: Path) -> None:
     """The stage folder is the policy's; the daemon itself goes on with the last good one."""
     policy = state.parent / "policy.toml"
