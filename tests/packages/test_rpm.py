@@ -110,6 +110,7 @@ def test_it_is_built_found_good_installed_updated_and_removed(laid_out: Path, tm
     policy = root / "etc/nri-gpu/policy.toml"
     assert said(*program, "--version") == f"nri-gpu {__version__}\n"
     assert said(*program, "check", policy).startswith(f"{policy}: ok\n")
+    assert said(root / "usr/bin/kubectl-nri_gpu", "--help").startswith("usage: kubectl nri-gpu ")
     assert said(*rpm, "--verify", "nri-gpu") == ""
     units = root / "usr/lib/systemd/system"
     assert "ExecStart=/usr/bin/nri-gpu run" in (units / "nri-gpu.service").read_text()

@@ -256,7 +256,7 @@ def test_nodes_that_hang_do_not_add_up(cluster: Cluster) -> None:
     cluster.tell(answer(quiet()), {"hangs_s": 3600}, [*pods, pod("p1", "quick")])
     began = time.monotonic()
     done = cluster.run("status")
-    assert time.monotonic() - began < 20
+    assert time.monotonic() - began < 60  # one after the other: 160
     rows = squeezed(done.stdout)
     assert (done.returncode, rows[1], rows[16]) == (
         Exit.UNAVAILABLE,
