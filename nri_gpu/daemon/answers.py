@@ -382,6 +382,30 @@ class DaemonStatus(Struct, frozen=True, kw_only=True, tag_field="schema", tag="n
     sampling: SamplingStatus = SamplingStatus()
 
 
+class ProcessStatus(Struct, frozen=True, kw_only=True):
+    """A process on a GPU. uid: None where it cannot be seen. comm: the kernel's name for it, of its own choice.
+
+    container_id: empty for a process of the host. namespace, pod, container: empty where the runtime lists none.
+    """
+
+    gpu_uuid: str
+    pid: int
+    uid: int | None
+    comm: str
+    memory_bytes: int | None
+    container_id: str = ""
+    namespace: str = ""
+    pod: str = ""
+    container: str = ""
+
+
+class ProcessesAnswer(Struct, frozen=True, tag_field="schema", tag="nri-gpu/processes/v1"):
+    """The answer to `processes`, as the last samples saw them. fault: why some may be missing; empty: none is."""
+
+    processes: tuple[ProcessStatus, ...]
+    fault: str = ""
+
+
 class RepairedAnswer(Struct, frozen=True, tag_field="schema", tag="nri-gpu/repaired/v1"):
     """The answer to `repaired`. gpu_uuid: empty where there is no such GPU. due: what was; empty where nothing was."""
 

@@ -13,11 +13,18 @@ from typing import Final
 from loguru import logger
 from msgspec.structs import replace
 
-from nri_gpu.daemon.answers import DraStatus, KubeletStatus, PolicyStatus, RepairedAnswer, StrayStatus
+from nri_gpu.daemon.answers import (
+    DraStatus,
+    KubeletStatus,
+    PolicyStatus,
+    ProcessesAnswer,
+    RepairedAnswer,
+    StrayStatus,
+)
 from nri_gpu.daemon.control import Reporter
 from nri_gpu.daemon.metrics import MetricsController
 from nri_gpu.daemon.node_controllers import NodeControllers, restart_only
-from nri_gpu.daemon.view import View
+from nri_gpu.daemon.view import View, processes_of
 from nri_gpu.domain.errors import Exit
 from nri_gpu.domain.names import CONTROL_SOCKET, LEDGER
 from nri_gpu.domain.node import Inventory
@@ -95,7 +102,9 @@ class Daemon:
         self._policy = PolicyReload(policy_file, state, self._warn_of_fixed, lambda: self._sizes.namespaces())
         self._audit = _audit_log(fixed, folder.path)
         self._cri = RuntimeCri(lambda: state.settings.guard)
-        self._node = NodeControllers(state, fixed, folder, key, topology, stages=joins_runtime)
+        self._node = NodeControllers(
+            state, fixed, folder, key, topology, lambda: self._sizes.containers(), stages=joins_runtime
+        )
         self._refusals = Refusals()
         self._plugin = self._make_plugin(key)
         self._kubelet = self._make_kubelet()
@@ -119,8 +128,9 @@ class Daemon:
             away_opens_nothing=lambda: self._away_file.opens_nothing,
         )
         self._options = {**policy_file.options, **({"topology": str(topology.absolute())} if topology else {})}
-        self._reporter = Reporter(folder.path / CONTROL_SOCKET, state, self._view, self._repaired)
-        self._metrics = MetricsController(fixed.metrics, self._view)
+        commands = {"repaired": self._repaired, "processes": lambda _: self._processes()}
+        self._reporter = Reporter(folder.path / CONTROL_SOCKET, state, self._view, commands, self._node.usage.ask)
+        self._metrics = MetricsController(fixed.metrics, self._view, sampled=self._node.usage.ask)
         self._follow()
         self._recall()
 
@@ -340,6 +350,7 @@ class Daemon:
             options=self._options,
             counts=self._plugin.counts,
             refusals=tuple(self._refusals.last),
+            usages=self._node.usage.report(),
             ungranted=len(self._plugin.ungranted),
             lost=self._plugin.processes.described(),
             unkilled=unkilled(),
@@ -360,6 +371,10 @@ class Daemon:
             stray=StrayStatus(state.settings.stray.enabled, stray.looked_s, stray.fault, stray.findings),
             guard_connected=guard_connected(Path(self._fixed.metrics.guard_dir)) if self._joins else None,
         )
+
+    def _processes(self) -> ProcessesAnswer:
+        """Return the processes on GPUs, as the last samples saw them. Nothing keeps or logs them."""
+        return processes_of(self._node.usage.processes(), self._node.usage.report(), self._sizes.containers())
 
     def _repaired(self, word: str) -> RepairedAnswer:
         """Record root's confirmation that a GPU was reset."""

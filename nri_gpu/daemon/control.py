@@ -2,7 +2,8 @@
 
     client: `status` and a line break          daemon: one JSON document, then it closes
 
-Questions are words in a table. None of them can change anything but `repaired GPU`, which root alone may say.
+Questions are words in a table. None of them can change anything but `repaired GPU`, which root alone may say, as it
+alone may ask for `processes`. `usage` has GPUs sampled for some seconds; probes do not ask it.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ import asyncio
 import json
 import os
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from pathlib import Path
 from typing import Final
 
@@ -19,14 +20,15 @@ from loguru import logger
 from msgspec import to_builtins
 from msgspec.structs import replace
 
-from nri_gpu.daemon.answers import FOR_ROOT, InventoryAnswer, RuntimeConnection, SynchronizeStatus
-from nri_gpu.daemon.view import View, status_of
+from nri_gpu.daemon.answers import FOR_ROOT, InventoryAnswer, RuntimeConnection, SamplingStatus, SynchronizeStatus
+from nri_gpu.daemon.view import View, sampling_of, status_of
 from nri_gpu.nri.convert import Configured
 from nri_gpu.plugin.supervisor import SessionFacts
 from nri_gpu.system.server import Peer, ServerLimits, Service, listen, serve
 from nri_gpu.system.state import NodeState
 
 Answer = Callable[[], object]  # what JSON is made of
+Later = Callable[[], Awaitable[object]]  # the same, awaited
 Command = Callable[[str], object]  # what JSON is made of, given the rest of the line
 ROOT: Final = 0
 LIMITS: Final = ServerLimits(places=8, each=3, root=2, question_bytes=64, patience_s=5.0)
@@ -38,8 +40,12 @@ def control_service(
     limits: ServerLimits = LIMITS,
     *,
     commands: Mapping[str, Command] = {},
+    later: Mapping[str, Later] = {},
 ) -> Service:
-    """Return the protocol of the control socket. table: question -> answer. commands: those that only root may give."""
+    """Return the protocol of the control socket.
+
+    table: question -> answer. commands: those that only root may give. later: questions whose answer takes a moment.
+    """
 
     async def answer(question: bytes, peer: Peer) -> list[bytes]:
         asked = question.decode(errors="replace").strip()
@@ -48,8 +54,11 @@ def control_service(
             if peer.who != ROOT:
                 return [_error(f"{word}: {FOR_ROOT}")]
             return [_line(to_builtins(commands[word](rest.strip())))]
+        if asked in later:
+            return [_line(to_builtins(await later[asked]()))]
         if asked not in table:
-            return [_error(f"unknown request {asked!r}, known: {', '.join(sorted((*table, *commands)))}")]
+            known = sorted((*table, *commands, *later))
+            return [_error(f"unknown request {asked!r}, known: {', '.join(known)}")]
         return [_line(to_builtins(table[asked]()))]
 
     return Service(
@@ -83,18 +92,31 @@ def admit(path: Path, group: int | None) -> None:
 class Reporter:
     """The answers on the control socket, and the state of the connection to the runtime.
 
-    repaired: takes root's word that a GPU was reset.
+    commands: root's alone. sampled: returns once GPUs that are held have a fresh sample, or soon after.
     """
 
-    def __init__(self, path: Path, node_state: NodeState, view: Callable[[], View], repaired: Command) -> None:
+    def __init__(
+        self,
+        path: Path,
+        node_state: NodeState,
+        view: Callable[[], View],
+        commands: Mapping[str, Command],
+        sampled: Callable[[], Awaitable[None]],
+    ) -> None:
         self._path = path
-        self._commands: Mapping[str, Command] = {"repaired": repaired}
+        self._commands = commands
         self._node_state = node_state
         self._connection = RuntimeConnection(ready=False, since_s=time.time())
         self._questions: Mapping[str, Answer] = {
             "status": lambda: status_of(view()),
             "inventory": lambda: InventoryAnswer(node_state.node.inventory),
         }
+
+        async def usage() -> SamplingStatus:
+            await sampled()
+            return sampling_of(view().usages)
+
+        self._later: Mapping[str, Later] = {"usage": usage}
         self._listening = False
 
     async def run(self) -> None:
@@ -109,7 +131,9 @@ class Reporter:
         self._listening = True
         self.policy_changed()
         try:
-            await serve(listener, control_service(self._path, self._questions, commands=self._commands))
+            await serve(
+                listener, control_service(self._path, self._questions, commands=self._commands, later=self._later)
+            )
         finally:
             self._listening = False
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import errno
 import socket
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Awaitable, Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Final
 
@@ -28,11 +28,18 @@ NOT_SERVED: Final = "metrics are not served"
 
 
 class MetricsController:
-    """The metrics' server. view: the daemon now."""
+    """The metrics' server. view: the daemon now. sampled: as in `Reporter`, for pages that say what GPUs do."""
 
-    def __init__(self, settings: MetricsSettings, view: Callable[[], View], limits: ServerLimits = LIMITS) -> None:
+    def __init__(
+        self,
+        settings: MetricsSettings,
+        view: Callable[[], View],
+        limits: ServerLimits = LIMITS,
+        sampled: Callable[[], Awaitable[None]] | None = None,
+    ) -> None:
         self._listen = settings.listen
         self._view = view
+        self._sampled = sampled if settings.usage else None
         self._limits = limits
         self._faults = LogOnce()
         self._pages: Pages | None = None
@@ -87,6 +94,8 @@ class MetricsController:
             return [_refusal("405 Method Not Allowed", "only GET is answered")]
         if rest.partition(b" ")[0].partition(b"?")[0] != b"/metrics":
             return [_refusal("404 Not Found", "the metrics are at /metrics")]
+        if self._sampled:
+            await self._sampled()
         return self._page()
 
     def _page(self) -> Iterator[bytes]:

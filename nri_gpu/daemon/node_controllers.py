@@ -1,12 +1,13 @@
-"""The controllers that keep the node state: inventory, health, driver files, MPS, labels, snapshot."""
+"""The controllers that keep the node state, inventory, health, driver files, MPS, labels, snapshot; and usage."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Coroutine, Iterator, Mapping
+from collections.abc import Callable, Coroutine, Iterator, Mapping
 from pathlib import Path
 from typing import Final
 
+from nri_gpu.domain.container import ContainerId
 from nri_gpu.driver.driver_controller import DriverController
 from nri_gpu.health.health_controller import HealthController
 from nri_gpu.inventory.inventory_controller import InventoryCache, InventoryController
@@ -14,9 +15,11 @@ from nri_gpu.inventory.node_watch import DEV_FOLDERS, NodeWatch
 from nri_gpu.inventory.topology_source import source_of
 from nri_gpu.kubelet.node_labels import LabelController
 from nri_gpu.mps.mps_controller import MpsController
+from nri_gpu.nri.list_size import ListedContainer
 from nri_gpu.policy.model import Policy
 from nri_gpu.records.state_folder import StateFolder
 from nri_gpu.system.state import Changed, NodeState
+from nri_gpu.usage.usage_controller import UsageController
 from nri_gpu.verify.node_snapshot import EvidenceSource, SnapshotController
 
 HEALTH_FILE: Final = "health.json"  # in the state folder
@@ -41,8 +44,9 @@ def restart_only(policy: Policy) -> Mapping[str, object]:
 
 
 class NodeControllers:
-    """The node's controllers. fixed: the policy of the start. topology: a simulated node's file; None: this machine.
+    """The node's controllers.
 
+    fixed: the policy of the start. topology: a simulated node's file; None: this machine. containers: the runtime's.
     stages: whether containers can be given the driver's files.
     """
 
@@ -53,6 +57,7 @@ class NodeControllers:
         folder: StateFolder,
         key: bytes,
         topology: Path | None,
+        containers: Callable[[], Mapping[ContainerId, ListedContainer]],
         *,
         stages: bool = True,
     ) -> None:
@@ -60,8 +65,14 @@ class NodeControllers:
         self._fixed = fixed
         self._simulated = topology is not None
         driver = fixed.driver
+        self.usage = UsageController(driver, node_state, simulated=self._simulated, containers=containers)
         self._source = source_of(
-            topology, driver.root, driver.library_dirs, host_root=driver.host_root, stage_dir=driver.stage_dir
+            topology,
+            driver.root,
+            driver.library_dirs,
+            host_root=driver.host_root,
+            stage_dir=driver.stage_dir,
+            samples=self.usage.refreshed,
         )
         self._watch = NodeWatch(
             self._source.kernel_view, self._node_changed, folders=() if self._simulated else DEV_FOLDERS
@@ -142,7 +153,7 @@ class NodeControllers:
     def runs(self) -> Iterator[Coroutine[None, None, None]]:
         """Yield the coroutines that run until they are cancelled."""
         yield from (self._driver.run(), self.cache.run(), self.health.run(), self._watch.run())
-        yield from (self._snapshots.run(), self.mps.run(), self._labels.run())
+        yield from (self._snapshots.run(), self.mps.run(), self._labels.run(), self.usage.run())
 
     def look_again(self) -> None:
         """Ask the driver for its GPUs, and look for its files, now."""

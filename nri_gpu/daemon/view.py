@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Final
 
 from msgspec import Struct
@@ -11,7 +11,7 @@ from msgspec.structs import asdict
 from nri_gpu.daemon import answers
 from nri_gpu.decision.overlaps import Conflict, conflicts, granted_twice, overlaps
 from nri_gpu.decision.refusals import opener, why_not
-from nri_gpu.domain.container import FirstProcess
+from nri_gpu.domain.container import ContainerId, FirstProcess
 from nri_gpu.domain.decision import Refused
 from nri_gpu.domain.gpu import GpuUuid, MigPart, Unit, health_of
 from nri_gpu.domain.gpu_request import Mode
@@ -21,11 +21,14 @@ from nri_gpu.domain.resource_claim import PreparedClaim
 from nri_gpu.health.xids import ActionClass
 from nri_gpu.ledger.holders import ExternalAllocation, Releasing, Reservation, Usage
 from nri_gpu.ledger.ledger import Entry, GrantPhase, Ledger
+from nri_gpu.nri.list_size import ListedContainer
 from nri_gpu.plugin.counts import Counts
 from nri_gpu.plugin.process_looks import Lost
 from nri_gpu.policy.model import Policy
 from nri_gpu.records.ledger_file import holder_line
 from nri_gpu.system.child import Unkilled
+from nri_gpu.usage.idle import HolderUse, IdleSince
+from nri_gpu.usage.usage_controller import NO_USAGES, SampledUnit, SampledUse, Usages
 
 _APPEARING: Final = frozenset({TransitionKind.AVAILABLE, TransitionKind.GPU, TransitionKind.MIG})  # new, and unusable
 _DESCRIBED: Final = frozenset({TransitionKind.DESCRIPTION})
@@ -56,6 +59,7 @@ class View(Struct, frozen=True, kw_only=True):
     lost: tuple[Lost, ...] = ()
     unkilled: tuple[Unkilled, ...] = ()  # processes of the daemon that hang in the kernel
     notes: Mapping[str, HealthNotes] = {}  # by the UUID of a whole GPU
+    usages: Usages = NO_USAGES  # what GPUs and their holders do
     ungranted: int = 0  # running containers that asked for GPUs and were created without us
     guard_connected: bool | None = None  # None where no guard can be seen from here, as in a pod
     restarts: Mapping[str, int] = {}  # child -> starts after its first
@@ -119,6 +123,35 @@ def status_of(view: View) -> answers.DaemonStatus:
         ),
         external=tuple(map(_external, view.ledger.external.values())),
         conflicts=tuple(map(_conflict, conflicts(view.ledger).values())),
+        sampling=sampling_of(view.usages),
+    )
+
+
+def sampling_of(usages: Usages) -> answers.SamplingStatus:
+    return answers.SamplingStatus(enabled=usages.enabled, each_second=usages.each_second, fault=usages.fault)
+
+
+def processes_of(
+    uses: Iterable[SampledUse], usages: Usages, containers: Mapping[ContainerId, ListedContainer]
+) -> answers.ProcessesAnswer:
+    """Return the processes on GPUs, each with the pod that it is in. usages: of the same samples."""
+    return answers.ProcessesAnswer(
+        tuple(_process(each, containers.get(each.container_id) if each.container_id else None) for each in uses),
+        usages.fault,
+    )
+
+
+def _process(use: SampledUse, container: ListedContainer | None) -> answers.ProcessStatus:
+    return answers.ProcessStatus(
+        gpu_uuid=use.gpu_uuid,
+        pid=use.process.pid,
+        uid=use.process.uid,
+        comm=use.process.comm,
+        memory_bytes=use.memory_bytes,
+        container_id=use.container_id or "",
+        namespace=container.namespace if container else "",
+        pod=container.pod if container else "",
+        container=container.name if container else "",
     )
 
 
@@ -185,12 +218,46 @@ def _unit(unit: Unit, usage: Usage | None, view: View) -> answers.UnitStatus:
         unavailable_since_s=_since_s(unit, view.history),
         health=answers.HealthStatus.of(unit),
         notes=view.notes.get(unit.uuid, NO_NOTES),
-        holders=_holders(view, lambda uuids: unit.uuid in uuids),
+        holders=_holders(view, lambda uuids: unit.uuid in uuids, unit.uuid),
         foreign=tuple(each.pod for each in others if not each.container),
         opened_by=tuple(answers.OpenedBy(each.pod, each.container) for each in others if each.container),
         monitors=tuple(each.pod for each in view.ledger.external.values() if unit.uuid in each.watched),
         left_by=_left_by(usage.releasing, view) if usage and usage.releasing else None,
+        usage=_gpu_usage(view.usages.units.get(unit.uuid), view),
     )
+
+
+def _gpu_usage(sampled: SampledUnit | None, view: View) -> answers.GpuUsage | None:
+    if sampled is None:
+        return None
+    unit = sampled.unit
+    return answers.GpuUsage(
+        sampled_s=view.wall - (view.monotonic - sampled.at),
+        memory_used_bytes=unit.memory_used_bytes,
+        memory_total_bytes=unit.memory_total_bytes,
+        utilization_percent=unit.utilization_percent,
+        temperature_c=unit.temperature_c,
+        power_w=unit.power_mw and unit.power_mw / 1000,
+        power_limit_w=unit.power_limit_mw and unit.power_limit_mw / 1000,
+        sm_clock_mhz=unit.sm_clock_mhz,
+        memory_clock_mhz=unit.memory_clock_mhz,
+    )
+
+
+def _holder_usage(use: HolderUse | None, view: View) -> answers.HolderUsage | None:
+    if use is None:
+        return None
+    look = use.look
+    return answers.HolderUsage(
+        memory_bytes=look.memory_bytes if look.own else None,
+        processes=len(look.processes) if look.own and look.processes is not None else None,
+        idle=_idle(use.idle, view) if use.idle else None,
+    )
+
+
+def _idle(idle: IdleSince, view: View) -> answers.IdleStatus:
+    since_s = view.wall - (view.monotonic - idle.since)
+    return answers.IdleStatus(no_process=idle.no_process, since_s=since_s, samples=idle.samples)
 
 
 def _since_s(unit: Unit, history: History) -> float | None:
@@ -222,8 +289,12 @@ def _unavailable(unit: Unit, usage: Usage | None) -> str:
     return f"held by {', '.join(map(opener, usage.external.values()))}"
 
 
-def _holders(view: View, wanted: Callable[[tuple[GpuUuid, ...]], bool]) -> tuple[answers.HolderStatus, ...]:
+def _holders(
+    view: View, wanted: Callable[[tuple[GpuUuid, ...]], bool], on: GpuUuid | None = None
+) -> tuple[answers.HolderStatus, ...]:
     """Return grants and reservations of wanted GPUs; the kubelet allocated what is reserved, and nobody has it now.
+
+    on: the GPU whose use by them is shown.
 
     What an earlier device plugin gave to a container of the pod stands among external allocations alone.
     """
@@ -236,10 +307,10 @@ def _holders(view: View, wanted: Callable[[tuple[GpuUuid, ...]], bool]) -> tuple
         for device, each in view.ledger.reservations.items()
         if wanted((device.uuid,)) and (each.pod_id, device.uuid) not in opened
     ]
-    return tuple(_holder(holder, view) for holder in holders)
+    return tuple(_holder(holder, view, on) for holder in holders)
 
 
-def _holder(holder: Entry | Reservation, view: View) -> answers.HolderStatus:
+def _holder(holder: Entry | Reservation, view: View, on: GpuUuid | None) -> answers.HolderStatus:
     entry = holder if isinstance(holder, Entry) else None
     return answers.HolderStatus(
         **asdict(holder_line(holder)),
@@ -248,6 +319,7 @@ def _holder(holder: Entry | Reservation, view: View) -> answers.HolderStatus:
         reserved=entry is None,
         restart=_restart(entry, view.node) if entry else "",
         cgroup=_cgroup(view.ledger.processes.get(entry.grant.container_id)) if entry and entry.ran else None,
+        usage=_holder_usage(view.usages.holders.get((entry.grant.container_id, on)), view) if entry and on else None,
     )
 
 

@@ -132,7 +132,7 @@ class EventProgram:
 
 def main(arguments: list[str] | None = None) -> int:
     """Watch until stdin ends. Return 1 if waiting failed."""
-    program, requests = start("nri_gpu.health.nvml_events", arguments)
+    program, requests = start("nri_gpu.health.nvml_events", arguments, NvmlProgram)
     with (
         os.fdopen(requests, "rb", buffering=0) as lines,
         contextlib.suppress(BrokenPipeError, ConnectionResetError),

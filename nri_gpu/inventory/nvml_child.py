@@ -13,19 +13,35 @@ from msgspec import Struct
 
 from nri_gpu.domain.errors import InventoryError
 from nri_gpu.domain.node import Inventory
+from nri_gpu.domain.sample import UnitSample, read_units
 from nri_gpu.inventory.nvml_report import read_report
 from nri_gpu.system.child import LineProcess, announced, ending, python
 from nri_gpu.system.clocks import since_boot_s
-from nri_gpu.system.tasks import Backoff
+from nri_gpu.system.tasks import Backoff, cancelled
 
 REFRESH: Final = b'{"ask": "refresh"}\n'
+REFRESH_AND_SAMPLE: Final = b'{"ask": "refresh", "sample": true}\n'
 FIRST_PAUSE_S: Final = 0.1
 LONGEST_PAUSE_S: Final = 5.0
+# Without a sample, after one that failed: its calls are asked with the next refreshes.
+FIRST_WITHOUT_S: Final = 300.0
+LONGEST_WITHOUT_S: Final = 3600.0
 FAULT_MAX: Final = 1000  # characters of its sentence
 SHOWN_MAX: Final = 40  # bytes of a malformed answer
 # Calls that may take long on a healthy machine: the interpreter's start, reading the library from a cold disk, and
 # the first touch of a GPU that sleeps because persistence mode is off.
 _SLOW: Final = frozenset({"start", "dlopen", "nvmlInit", "nvmlDeviceGetHandleByIndex"})
+
+
+class SampleSink(Struct, frozen=True):
+    """The taker of samples. wanted: whether it wants one now. failed: called with the sentence that says why none came.
+
+    taken: called with when NVML was asked, in seconds on the monotonic clock, and what it told.
+    """
+
+    wanted: Callable[[], bool]
+    taken: Callable[[float, tuple[UnitSample, ...]], Awaitable[None]]
+    failed: Callable[[str], None]
 
 
 class Deadlines(Struct, frozen=True, kw_only=True):
@@ -34,6 +50,7 @@ class Deadlines(Struct, frozen=True, kw_only=True):
     call_s: float = 5.0  # for one NVML call
     slow_call_s: float = 30.0  # for one call that may wake a GPU
     refresh_s: float = 120.0  # for a whole refresh
+    sample_s: float = 5.0  # for the sample that follows a refresh
     end_s: float = 0.5  # for the process to exit when asked
     files_s: float = 5.0  # for reading the files of the kernel and the driver
 
@@ -49,6 +66,7 @@ class NvmlChild:
         sysfs: str = "/sys",
         stage_dir: str = "",
         deadlines: Deadlines | None = None,
+        samples: SampleSink | None = None,
         boot_clock: Callable[[], float] = since_boot_s,
         clock: Callable[[], float] = time.monotonic,  # as `sleep`, for the pause before a new start
         sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
@@ -56,6 +74,10 @@ class NvmlChild:
         command = child_command("nri_gpu.inventory.nvml_program", driver_root, library_dirs, sysfs, stage_dir)
         self._process = NvmlProcess("the NVML process", command)
         self._deadlines = deadlines or Deadlines()
+        self._samples = samples
+        self._sampling: asyncio.Task[None] | None = None  # reads the sample of the last refresh
+        self._hangs = Backoff(FIRST_WITHOUT_S, LONGEST_WITHOUT_S)
+        self._no_sample_before = 0.0
         self._boot_clock = boot_clock
         self._clock = clock
         self._sleep = sleep
@@ -78,13 +100,19 @@ class NvmlChild:
         Raises: InventoryError, with NVML's own reason, or with the call in which the process hung or died.
         """
         async with self._lock:
+            if self._sampling:  # it uses the process, and ends within `sample_s`
+                await asyncio.wait({self._sampling})
             await self._pause()
+            sink = self._samples if self._clock() >= self._no_sample_before else None
+            sink = sink if sink and sink.wanted() else None
             try:
-                answer = await self._ask()
+                answer = await self._ask(REFRESH_AND_SAMPLE if sink else REFRESH)
             except InventoryError:
                 self._not_before = self._clock() + self._backoff.next_s()
                 raise
             self._backoff.reset()
+            if sink and "inventory" in answer:
+                self._sampling = asyncio.create_task(self._sample(sink))
             if "fault" in answer:
                 raise InventoryError(str(answer["fault"])[:FAULT_MAX])
             try:
@@ -92,7 +120,7 @@ class NvmlChild:
             except InventoryError:
                 # The library may have overwritten the process's memory: the next refresh starts another process.
                 self._not_before = self._clock() + self._backoff.next_s()
-                await self._process.end(self._deadlines.end_s)
+                await self._end()
                 raise
             self.lacking = report.lacking
             return report.inventory
@@ -100,21 +128,48 @@ class NvmlChild:
     async def close(self) -> None:
         """End the process. A later refresh starts another process."""
         async with self._lock:
-            await self._process.end(self._deadlines.end_s)
+            await self._end()
+
+    async def _end(self) -> None:
+        await cancelled([self._sampling] if self._sampling else [])
+        await self._process.end(self._deadlines.end_s)
+
+    async def _sample(self, sink: SampleSink) -> None:
+        """Take the sample that follows an inventory, which is not late by that. What hangs is not asked again soon."""
+        began, why = self._clock(), ""
+        try:
+            async with asyncio.timeout(self._deadlines.sample_s):
+                answer = await self._answer()
+            units = read_units(answer.get("sample"))
+        except TimeoutError:
+            why = str(await self._hung(self._deadlines.sample_s, self._process.doing))
+        except InventoryError as error:
+            why = str(error)
+        except ValueError as error:
+            why = str(answer.get("fault") or f"the NVML process's sample cannot be read: {error}")[:FAULT_MAX]
+        except BaseException:  # cancelled: a late answer must not meet the next request
+            self._process.kill()
+            raise
+        else:
+            self._hangs.reset()
+            await sink.taken(began, units)
+        if why:
+            self._no_sample_before = self._clock() + self._hangs.next_s()
+            sink.failed(why)
 
     async def _pause(self) -> None:
         """Wait before a new start, so that a library that crashes at once is not started in a tight loop."""
         if self._backoff.failures:
             await self._sleep(max(0.0, self._not_before - self._clock()))
 
-    async def _ask(self) -> Mapping[str, object]:
+    async def _ask(self, request: bytes) -> Mapping[str, object]:
         """Return the answer to one request. Raises: InventoryError."""
         try:
             async with asyncio.timeout(self._deadlines.refresh_s):
-                answer = await self._converse()
+                answer = await self._converse(request)
                 if "stale" in answer:  # another driver was installed, and only a new process can load its library
                     await self._process.end(self._deadlines.end_s)
-                    answer = await self._converse()
+                    answer = await self._converse(request)
                 return answer
         except TimeoutError:
             raise await self._hung(self._deadlines.refresh_s, "a whole refresh") from None
@@ -122,10 +177,15 @@ class NvmlChild:
             self._process.kill()
             raise
 
-    async def _converse(self) -> Mapping[str, object]:
-        """Send a request and read past the announced calls to the answer. Raises: InventoryError."""
+    async def _converse(self, request: bytes) -> Mapping[str, object]:
+        """Send a request and return its answer. Raises: InventoryError."""
         process = await self._process.start()
-        await process.send(REFRESH)
+        await process.send(request)
+        return await self._answer()
+
+    async def _answer(self) -> Mapping[str, object]:
+        """Read past the announced calls to the next answer. Raises: InventoryError."""
+        process = await self._process.start()
         while True:
             message = await self._receive(process)
             if "call" not in message:

@@ -5,6 +5,9 @@
 
 Out: {"type": "call", "call": "nvmlDeviceGetName", "gpu": 0} before each call, so that the daemon knows which one hangs,
 then one of {"inventory": ...}, {"fault": "a sentence"} and {"stale": "a sentence"}. It ends when stdin ends.
+
+A request with {"sample": true} has a second answer after an inventory: {"sample": [...]}, or a fault. It comes last, so
+that a call of the sample which hangs costs no inventory.
 """
 
 from __future__ import annotations
@@ -18,11 +21,13 @@ import signal
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import BinaryIO, Final
+from typing import BinaryIO, Final, TypeVar
 
+from nri_gpu.domain.sample import read_targets
 from nri_gpu.host.modules import module_version
 from nri_gpu.inventory.library import Library, LibraryError, StartFailure, advice
 from nri_gpu.inventory.nvml_client import INIT, NvmlCallError, NvmlClient
+from nri_gpu.inventory.nvml_sample import Sampler
 from nri_gpu.inventory.nvml_survey import survey
 
 # linux/prctl.h, linux/capability.h
@@ -34,13 +39,14 @@ LOAD: Final = "dlopen"  # announced like a call
 
 
 class NvmlProgram:
-    """The shared part of both NVML processes. pipe: a copy of stdout that the library does not know."""
+    """The shared part of all NVML processes. pipe: a copy of stdout that the library does not know."""
 
     def __init__(self, pipe: BinaryIO, library: Library, sysfs: Path) -> None:
         self._pipe = pipe
         self._sysfs = sysfs
         self.library = library
         self.nvml = NvmlClient(self._announce)
+        self._told_us: dict[str, int] = {}  # as of Sampler: the sessions go on where the one before ended
 
     def send(self, **message: object) -> None:
         """Write one line and flush it: an announcement must be out before the call is made."""
@@ -66,22 +72,31 @@ class NvmlProgram:
             with contextlib.suppress(NvmlCallError):
                 self.nvml.call("nvmlShutdown")
 
-    def refresh(self) -> Mapping[str, object]:
-        """Return the line that answers a request."""
+    def refresh(self, *, sample: bool = False) -> Iterator[Mapping[str, object]]:
+        """Yield the lines that answer a request."""
         try:
             path = self.library.find()
             if self.library.is_stale(path):
-                return {"stale": f"{path} is not the file that was loaded"}
+                yield {"stale": f"{path} is not the file that was loaded"}
+                return
             with self.session(path):
-                return {"inventory": {**survey(self.nvml, self._sysfs), "lacking": self.nvml.lacking}}
+                report = survey(self.nvml, self._sysfs)
+                answer: dict[str, object] = {"inventory": {**report, "lacking": self.nvml.lacking}}
+                if sample:
+                    yield answer
+                    answer = {"sample": Sampler(self.nvml, self._told_us).sample(read_targets(report["gpus"]))}
+            yield answer
         except (LibraryError, NvmlCallError) as error:
-            return {"fault": str(error)}
+            yield {"fault": str(error)}
 
     def _announce(self, name: str, gpu: int | None) -> None:
         self.send(type="call", call=name, gpu=gpu)
 
 
-def start(name: str, arguments: Sequence[str] | None) -> tuple[NvmlProgram, int]:
+P = TypeVar("P", bound="NvmlProgram")
+
+
+def start(name: str, arguments: Sequence[str] | None, program: type[P]) -> tuple[P, int]:
     """Read the command line, take stdin and stdout, and confine this process.
 
     name: of the program. Returns also the descriptor that requests come from.
@@ -95,7 +110,7 @@ def start(name: str, arguments: Sequence[str] | None) -> tuple[NvmlProgram, int]
     requests, replies = _private_pipes()
     confine()
     library = Library(options.driver_root, options.library_dir, options.sysfs, options.stage_dir)
-    return NvmlProgram(replies, library, options.sysfs), requests
+    return program(replies, library, options.sysfs), requests
 
 
 def _private_pipes() -> tuple[int, BinaryIO]:
@@ -130,11 +145,11 @@ def _prctl(libc: ctypes.CDLL, option: int, value: int) -> None:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    program, requests = start("nri_gpu.inventory.nvml_program", arguments)
+    program, requests = start("nri_gpu.inventory.nvml_program", arguments, NvmlProgram)
     with os.fdopen(requests, "rb", buffering=0) as lines, contextlib.suppress(BrokenPipeError, ConnectionResetError):
-        for _ in lines:  # every line is the same request
-            reply = program.refresh()
-            program.send(**reply)
+        for line in lines:
+            for reply in program.refresh(sample="sample" in json.loads(line)):
+                program.send(**reply)
             if "stale" in reply:
                 break
     return 0

@@ -28,7 +28,7 @@ from nri_gpu.host.kernel_view import (
     unusual_minors,
     with_minors,
 )
-from nri_gpu.inventory.nvml_child import Deadlines, NvmlChild
+from nri_gpu.inventory.nvml_child import Deadlines, NvmlChild, SampleSink
 from nri_gpu.system.clocks import since_boot_s
 from nri_gpu.system.tasks import LogOnce
 
@@ -95,6 +95,7 @@ class NvmlSource:
         stage_dir: str = "",
         folders: HostFolders | None = None,
         deadlines: Deadlines | None = None,
+        samples: SampleSink | None = None,
         boot_clock: Callable[[], float] = since_boot_s,
     ) -> None:
         folders = folders or HostFolders()
@@ -104,6 +105,7 @@ class NvmlSource:
             sysfs=str(folders.sys),
             stage_dir=stage_dir,
             deadlines=deadlines,
+            samples=samples,
             boot_clock=boot_clock,
         )
         self._folders = folders.with_driver(Path(driver_root), host_root)

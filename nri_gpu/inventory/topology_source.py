@@ -8,6 +8,7 @@ from pathlib import Path
 
 from nri_gpu.domain.node import Inventory
 from nri_gpu.domain.value import canonical
+from nri_gpu.inventory.nvml_child import SampleSink
 from nri_gpu.inventory.nvml_source import NvmlSource
 from nri_gpu.system.storage import signature
 from nri_gpu.system.tasks import LogOnce
@@ -52,14 +53,15 @@ def source_of(
     *,
     host_root: str = "",
     stage_dir: str = "",
+    samples: SampleSink | None = None,
 ) -> TopologySource | NvmlSource:
     """Return the topology file's node if there is one, else this machine.
 
-    host_root, stage_dir: as in the policy's [driver].
+    host_root, stage_dir: as in the policy's [driver]. samples: who takes what GPUs do; a simulated node's do nothing.
     """
     if topology:
         return TopologySource(topology)
-    return NvmlSource(driver_root, library_dirs, host_root=host_root, stage_dir=stage_dir)
+    return NvmlSource(driver_root, library_dirs, host_root=host_root, stage_dir=stage_dir, samples=samples)
 
 
 def ask_once(source: TopologySource | NvmlSource) -> Inventory:

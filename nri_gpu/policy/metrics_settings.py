@@ -35,6 +35,13 @@ class MetricsSettings(Struct, frozen=True, kw_only=True):
             flag="--metrics-public",
         ),
     ] = False
+    usage: Annotated[
+        bool,
+        about(
+            "Also what GPUs and their holders do: memory, utilization, how long idle (docs/usage.md). Each scrape then "
+            "samples the GPUs that are held for some seconds."
+        ),
+    ] = False
     guard_dir: Annotated[
         str, FOLDER, about("The guard's --run-dir, where it reports its status. Ignored in a pod.")
     ] = "/run/nri-gpu-guard"

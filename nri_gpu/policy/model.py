@@ -37,6 +37,7 @@ from nri_gpu.policy.mps_settings import MpsSettings
 from nri_gpu.policy.plugin_settings import AuditSettings, ControlSettings, GuardSettings, LabelSettings, PluginSettings
 from nri_gpu.policy.rules import NO_LIMITS, Limits, PoolList, RuleList
 from nri_gpu.policy.stray_settings import StraySettings
+from nri_gpu.policy.usage_settings import UsageSettings
 
 BUILT_IN: Final = "the built-in defaults"  # the source of a policy that came from no file
 _MONITORS: Final = patterns(
@@ -408,6 +409,7 @@ class Policy(Value, frozen=True, kw_only=True):
     labels: LabelSettings = LabelSettings()
     guard: GuardSettings = GuardSettings()
     metrics: MetricsSettings = MetricsSettings()
+    usage: UsageSettings = UsageSettings()
     stray: StraySettings = StraySettings()
     kubelet: KubeletSettings = KubeletSettings()
     dra: DraSettings = DraSettings()

@@ -8,11 +8,14 @@ from tests.support.nvml.build import (
     FakeGpu,
     FakeHealth,
     FakeMig,
+    FakeProcess,
+    FakeUse,
     build_fake_nvml,
     configure,
     evidence,
     gpus_of,
     happen,
+    use,
 )
 
 __all__ = [
@@ -23,9 +26,12 @@ __all__ = [
     "FakeGpu",
     "FakeHealth",
     "FakeMig",
+    "FakeProcess",
+    "FakeUse",
     "build_fake_nvml",
     "configure",
     "evidence",
     "gpus_of",
     "happen",
+    "use",
 ]

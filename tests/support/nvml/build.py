@@ -106,6 +106,32 @@ class FakeGpu(Struct, frozen=True, kw_only=True):
     fabric: FakeFabric | None = None
 
 
+class FakeProcess(Struct, frozen=True):
+    """A process on a GPU. kind: c, g or m, for MPS. utilization: -1 where the driver tells it of no process."""
+
+    pid: int
+    memory_bytes: int = 2**30
+    utilization: int = 0
+    kind: str = "c"
+
+
+class FakeUse(Struct, frozen=True, kw_only=True):
+    """What a GPU or a MIG device does, -1 for what is not supported. place: of the MIG device, -1 for the GPU itself."""
+
+    gpu: int = 0
+    place: int = -1
+    used_bytes: int = 2**30
+    total_bytes: int = 80 * 2**30
+    utilization: int = 0
+    memory_rate: int = 0
+    temperature: int = 31
+    milliwatts: int = 71_200
+    limit_milliwatts: int = 700_000
+    sm_mhz: int = 345
+    memory_mhz: int = 2619
+    processes: tuple[FakeProcess, ...] = ()
+
+
 class Act(Struct, frozen=True):
     """What the library does in one function instead of, or besides, answering.
 
@@ -191,6 +217,19 @@ def configure(
         os.pwrite(file, content.ljust(os.fstat(file).st_size, b"\n"), 0)
     finally:
         os.close(file)
+
+
+def use(driver_root: Path, *uses: FakeUse) -> None:
+    """Changes what GPUs do, from the next call on."""
+    lines = [f"usage {' '.join(map(str, astuple(each)[:-1]))}\n" for each in uses]
+    lines += [
+        f"process {each.gpu} {each.place} {one.kind} {one.pid} {one.memory_bytes} {one.utilization}\n"
+        for each in uses
+        for one in each.processes
+    ]
+    fresh = driver_root / LIB_DIR / "fake-nvml.usage.new"
+    fresh.write_text("".join(lines), encoding="ascii")
+    fresh.rename(fresh.with_suffix(""))
 
 
 def _facts_line(index: int, facts: FakeFacts) -> str:

@@ -24,7 +24,13 @@
  * Events are lines `GPU TYPE DATA GI CI` of the file `fake-nvml.events`, each told to every process that waits for it: GPU -1
  * is an event that does not say whose it is. Lines from before the event set was made are of the past.
  *
- * Every call is noted in `fake-nvml.calls`; what /proc says of the process is in `fake-nvml.environ` and `.status`.
+ * What GPUs do is in the file `fake-nvml.usage`, read again in each call that tells of it, so that it changes under a process
+ * that holds NVML started. PLACE: a MIG device's, -1 for the GPU itself; -1 of a number: not supported.
+ *
+ *   usage GPU PLACE USED TOTAL UTILIZATION MEMORY_RATE TEMPERATURE MILLIWATTS LIMIT SM_MHZ MEMORY_MHZ
+ *   process GPU PLACE KIND PID BYTES UTILIZATION   (KIND c, g or m, for MPS; UTILIZATION -1: the driver tells of no process)
+ *
+ * Every call is noted in `fake-nvml.calls`, unless `fake-nvml.conf` has the line `quiet 1`; what /proc says of the process is in `fake-nvml.environ` and `.status`.
  * Struct layouts and symbol names are those of the public nvml.h. A versioned struct must say a version that is known
  * here; what can only be asked of a whole GPU refuses the handle of a MIG device.
  */
@@ -35,6 +41,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/stat.h>
 #include <time.h>
 #include <unistd.h>
 
@@ -100,7 +107,7 @@ static struct {
     char function[64], deed[16];
     int gpu, code;
 } acts[ACTS];
-static int act_count;
+static int act_count, quiet;
 
 static int is_mig(nvmlDevice_t device) { return device >= migs && device < migs + MIGS; }
 
@@ -184,6 +191,8 @@ static void read_line(const char *line) {
         read_running(line);
     else if (sscanf(line, "pids %u", &first_pid) == 1)
         return;
+    else if (sscanf(line, "quiet %d", &quiet) == 1)
+        return;
     else if (strncmp(line, "facts ", 6) == 0)
         read_facts(line);
     else if (strncmp(line, "fabric ", 7) == 0)
@@ -204,7 +213,7 @@ static void read_line(const char *line) {
 
 static void read_conf(void) {
     char line[512];
-    gpu_count = mig_count = act_count = cuda = 0;
+    gpu_count = mig_count = act_count = cuda = quiet = 0;
     first_pid = 1u << 23; /* above PID_MAX_LIMIT */
     memset(ancestors, -1, sizeof ancestors);
     FILE *conf = fopen(beside("fake-nvml.conf"), "re");
@@ -225,6 +234,8 @@ static void keep(const char *from, const char *name) {
 }
 
 static void note(const char *function) {
+    if (quiet)
+        return;
     FILE *calls = fopen(beside("fake-nvml.calls"), "ae");
     fprintf(calls, "%s\n", function);
     fclose(calls);
@@ -470,11 +481,162 @@ int nvmlDeviceGetPciInfo(nvmlDevice_t device, nvmlPciInfo_v2_t *info) {
     return SUCCESS;
 }
 
-int nvmlDeviceGetMemoryInfo(nvmlDevice_t device, nvmlMemory_t *memory) {
-    PLAY_ON(device);
-    unsigned long long bytes = is_mig(device) ? device->memory << 20 : device->memory;
-    *memory = (nvmlMemory_t){.total = bytes, .free = bytes, .used = 0};
+/* What GPUs do. */
+enum { USES = 64, PROCESSES = 2048 };
+static struct {
+    int gpu, place;
+    long long used, total, numbers[7];
+} uses[USES];
+static struct process {
+    int gpu, place, utilization;
+    char kind;
+    unsigned int pid;
+    unsigned long long bytes;
+} running[PROCESSES];
+static int use_count, running_count;
+
+enum { UTILIZATION, MEMORY_RATE, TEMPERATURE, MILLIWATTS, LIMIT, SM_MHZ, MEMORY_MHZ };
+
+static void read_usage(void) {
+    static struct timespec read_at;
+    static off_t size;
+    struct stat now;
+    char line[256];
+    const char *path = beside("fake-nvml.usage");
+    if (stat(path, &now) || (now.st_size == size && !memcmp(&now.st_mtim, &read_at, sizeof read_at)))
+        return;
+    FILE *file = fopen(path, "re");
+    read_at = now.st_mtim;
+    size = now.st_size;
+    use_count = running_count = 0;
+    while (file && fgets(line, sizeof line, file)) {
+        long long *n = uses[use_count].numbers;
+        struct process *p = &running[running_count];
+        if (use_count < USES && sscanf(line, "usage %d %d %lld %lld %lld %lld %lld %lld %lld %lld %lld", &uses[use_count].gpu,
+                                       &uses[use_count].place, &uses[use_count].used, &uses[use_count].total, n, n + 1, n + 2,
+                                       n + 3, n + 4, n + 5, n + 6) == 11)
+            use_count++;
+        else if (running_count < PROCESSES && sscanf(line, "process %d %d %c %u %llu %d", &p->gpu, &p->place, &p->kind, &p->pid,
+                                                     &p->bytes, &p->utilization) == 6)
+            running_count++;
+    }
+    if (file)
+        fclose(file);
+}
+
+static int place_of(nvmlDevice_t device) { return is_mig(device) ? device->place : -1; }
+
+/* The line of this GPU or MIG device, or -1. */
+static int use_of(nvmlDevice_t device) {
+    read_usage();
+    for (int i = 0; i < use_count; i++)
+        if (uses[i].gpu == index_of(device) && uses[i].place == place_of(device))
+            return i;
+    return -1;
+}
+
+/* A number of it. */
+static int number_of(nvmlDevice_t device, int which, unsigned int *to) {
+    int use = use_of(device);
+    if (use < 0 || uses[use].numbers[which] < 0)
+        return NOT_SUPPORTED;
+    *to = (unsigned int)uses[use].numbers[which];
     return SUCCESS;
+}
+
+static int memory(nvmlDevice_t device, unsigned long long *total, unsigned long long *used) {
+    int use = use_of(device);
+    *total = is_mig(device) ? device->memory << 20 : device->memory;
+    *used = 0;
+    if (use >= 0) {
+        if (uses[use].used < 0)
+            return NOT_SUPPORTED;
+        *total = (unsigned long long)uses[use].total;
+        *used = (unsigned long long)uses[use].used;
+    }
+    return SUCCESS;
+}
+
+int nvmlDeviceGetMemoryInfo(nvmlDevice_t device, nvmlMemory_t *info) {
+    PLAY_ON(device);
+    int code = memory(device, &info->total, &info->used);
+    info->free = info->total - info->used;
+    return code;
+}
+
+typedef struct {
+    unsigned int version;
+    unsigned long long total, reserved, free, used;
+} nvmlMemory_v2_t;
+enum { MEMORY_V2 = 0x02000028 };
+
+int nvmlDeviceGetMemoryInfo_v2(nvmlDevice_t device, nvmlMemory_v2_t *info) {
+    PLAY_ON(device);
+    if (info->version != MEMORY_V2)
+        return ARGUMENT_VERSION_MISMATCH;
+    int code = memory(device, &info->total, &info->used);
+    info->reserved = 0;
+    info->free = info->total - info->used;
+    return code;
+}
+
+typedef struct {
+    unsigned int gpu, memory;
+} nvmlUtilization_t;
+
+int nvmlDeviceGetUtilizationRates(nvmlDevice_t device, nvmlUtilization_t *rates) {
+    PLAY_GPU(device);
+    int code = number_of(device, UTILIZATION, &rates->gpu);
+    return code == SUCCESS ? number_of(device, MEMORY_RATE, &rates->memory) : code;
+}
+
+int nvmlDeviceGetTemperature(nvmlDevice_t device, int sensor, unsigned int *temperature) {
+    PLAY_GPU(device);
+    return sensor ? INVALID_ARGUMENT : number_of(device, TEMPERATURE, temperature);
+}
+
+int nvmlDeviceGetPowerUsage(nvmlDevice_t device, unsigned int *milliwatts) {
+    PLAY_GPU(device);
+    return number_of(device, MILLIWATTS, milliwatts);
+}
+
+int nvmlDeviceGetEnforcedPowerLimit(nvmlDevice_t device, unsigned int *milliwatts) {
+    PLAY_GPU(device);
+    return number_of(device, LIMIT, milliwatts);
+}
+
+/* nvmlClockType_t: 1 is the streaming multiprocessors', 2 the memory's. */
+int nvmlDeviceGetClockInfo(nvmlDevice_t device, int type, unsigned int *mhz) {
+    PLAY_GPU(device);
+    return type == 1 ? number_of(device, SM_MHZ, mhz) : type == 2 ? number_of(device, MEMORY_MHZ, mhz) : INVALID_ARGUMENT;
+}
+
+typedef struct {
+    unsigned int pid;
+    unsigned long long timeStamp;
+    unsigned int smUtil, memUtil, encUtil, decUtil;
+} nvmlProcessUtilizationSample_t;
+
+/* As of now, each time. */
+int nvmlDeviceGetProcessUtilization(nvmlDevice_t device, nvmlProcessUtilizationSample_t *samples, unsigned int *room,
+                                    unsigned long long since) {
+    PLAY_GPU(device);
+    struct timespec now;
+    unsigned int had = *room, found = 0;
+    clock_gettime(CLOCK_REALTIME, &now);
+    unsigned long long now_us = (unsigned long long)now.tv_sec * 1000000 + (unsigned long long)now.tv_nsec / 1000;
+    use_of(device);
+    for (int i = 0; i < running_count; i++) {
+        if (running[i].gpu != index_of(device) || now_us <= since)
+            continue;
+        if (running[i].utilization < 0)
+            return NOT_SUPPORTED;
+        if (samples && found < had)
+            samples[found] = (nvmlProcessUtilizationSample_t){running[i].pid, now_us, (unsigned int)running[i].utilization, 0, 0, 0};
+        found++;
+    }
+    *room = found;
+    return !found ? NOT_FOUND : samples && found <= had ? SUCCESS : INSUFFICIENT_SIZE;
 }
 
 int nvmlDeviceGetCudaComputeCapability(nvmlDevice_t device, int *major, int *minor) {
@@ -523,20 +685,44 @@ typedef struct {
     unsigned int gpuInstanceId, computeInstanceId;
 } nvmlProcessInfo_t;
 
-static int processes(int running, unsigned int *room, nvmlProcessInfo_t *infos) {
-    if (running < 0)
+/* Those of `fake-nvml.usage`, or SUCCESS and none. */
+static int used_by(nvmlDevice_t device, char kind, unsigned int *room, nvmlProcessInfo_t *infos) {
+    unsigned int had = *room, found = 0;
+    use_of(device);
+    for (int i = 0; i < running_count; i++)
+        if (running[i].gpu == index_of(device) && running[i].place == place_of(device) && running[i].kind == kind) {
+            if (infos && found < had)
+                infos[found] = (nvmlProcessInfo_t){running[i].pid, running[i].bytes, -1U, -1U};
+            found++;
+        }
+    *room = found;
+    return found > had ? INSUFFICIENT_SIZE : SUCCESS;
+}
+
+int nvmlDeviceGetMPSComputeRunningProcesses_v3(nvmlDevice_t device, unsigned int *room, nvmlProcessInfo_t *infos) {
+    PLAY_ON(device);
+    return used_by(device, 'm', room, infos);
+}
+
+static int processes(int count, unsigned int *room, nvmlProcessInfo_t *infos) {
+    if (count < 0)
         return NOT_SUPPORTED;
     unsigned int had = *room;
-    *room = (unsigned int)running;
+    *room = (unsigned int)count;
     if (had < *room)
         return INSUFFICIENT_SIZE;
-    for (int i = 0; i < running; i++)
+    for (int i = 0; i < count; i++)
         infos[i] = (nvmlProcessInfo_t){.pid = first_pid + (unsigned int)i, .gpuInstanceId = -1U, .computeInstanceId = -1U};
     return SUCCESS;
 }
 
 int nvmlDeviceGetComputeRunningProcesses_v3(nvmlDevice_t device, unsigned int *room, nvmlProcessInfo_t *infos) {
     PLAY_ON(device);
+    unsigned int had = *room;
+    int code = used_by(device, 'c', room, infos);
+    if (*room)
+        return code;
+    *room = had;
     return processes(device->compute, room, infos);
 }
 
@@ -548,6 +734,11 @@ int nvmlDeviceGetComputeRunningProcesses_v2(nvmlDevice_t device, unsigned int *r
 /* The first of them computes as well. */
 int nvmlDeviceGetGraphicsRunningProcesses_v3(nvmlDevice_t device, unsigned int *room, nvmlProcessInfo_t *infos) {
     PLAY_ON(device);
+    unsigned int had = *room;
+    int code = used_by(device, 'g', room, infos);
+    if (*room)
+        return code;
+    *room = had;
     return processes(device->graphics, room, infos);
 }
 

@@ -1,0 +1,64 @@
+"""The processes that NVML lists, as /proc shows them: what they are called, whose they are, and their cgroups."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Final
+
+from msgspec import Struct
+
+from nri_gpu.stray.process_scan import parse_cgroups
+from nri_gpu.stray.stray_controller import HIDDEN
+from nri_gpu.system.proc import PROC, has_hosts_pids, living_thread, parse_stat
+from nri_gpu.system.storage import text_of
+
+UNTOLD: Final = f"{HIDDEN}; until then nobody can tell whose the processes on a GPU are"
+
+
+class KnownProcess(Struct, frozen=True):
+    """A process. started: tells it from a later one with its PID; clock ticks since boot. uid: the effective one.
+
+    comm: the kernel's name for it, at most 15 bytes of any program's choice, made printable.
+    """
+
+    pid: int
+    started: int
+    uid: int | None
+    comm: str
+    cgroups: tuple[str, ...]
+
+
+class ProcessLook(Struct, frozen=True):
+    """A look at processes. same_pids: NVML's PIDs are ours. whole: no process is hidden: what is not seen, is gone."""
+
+    processes: Mapping[int, KnownProcess] = {}
+    same_pids: bool = True
+    whole: bool = True
+
+
+def look(pids: Iterable[int], before: Mapping[int, KnownProcess], proc: Path = PROC) -> ProcessLook:
+    """Return those of these processes that can be seen. before: the last look's, which need not be read again."""
+    if not has_hosts_pids():
+        return ProcessLook(same_pids=False, whole=False)
+    found = (_known(pid, before.get(pid), proc) for pid in pids)
+    return ProcessLook({each.pid: each for each in found if each}, whole=(proc / "1/stat").exists())
+
+
+def _known(pid: int, before: KnownProcess | None, proc: Path) -> KnownProcess | None:
+    text = text_of(proc / str(pid) / "stat", encoding="utf-8")
+    if not text:
+        return None
+    started, name = parse_stat(text).started, text.partition("(")[2].rpartition(")")[0]
+    comm = "".join(letter if letter.isprintable() else "?" for letter in name)
+    if before and before.started == started:
+        return before if comm == before.comm else KnownProcess(pid, started, before.uid, comm, before.cgroups)
+    thread = living_thread(pid, proc)
+    cgroups = parse_cgroups(text_of(thread / "cgroup", encoding="utf-8") or "")
+    return KnownProcess(pid, started, _effective_uid(text_of(thread / "status") or ""), comm, cgroups)
+
+
+def _effective_uid(status: str) -> int | None:
+    """Return the second of the four numbers in the line `Uid:` (proc_pid_status(5)), or None."""
+    line = next((line for line in status.splitlines() if line.startswith("Uid:")), "")
+    return int(line.split()[2]) if line else None
