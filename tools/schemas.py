@@ -15,7 +15,7 @@ from nri_gpu.cli.gpus_command import GpusDocument
 from nri_gpu.cli.prepare_command import PrepareDocument
 from nri_gpu.cli.replay_command import ReplayDocument
 from nri_gpu.cli.watch import WatchLine
-from nri_gpu.daemon.answers import DaemonStatus
+from nri_gpu.daemon.answers import DaemonStatus, ProcessesAnswer
 from nri_gpu.doctor.examine import DoctorDocument
 from nri_gpu.verify.container_report import Report
 from tools.files import ROOT, Files
@@ -30,6 +30,7 @@ DOCUMENTS: Final[dict[str, tuple[object, ...]]] = {
     "explain": (ExplainDocument,),
     "gpus": (GpusDocument,),
     "prepare": (PrepareDocument,),
+    "processes": (ProcessesAnswer,),
     "replay": (ReplayDocument,),
     "status": (DaemonStatus,),
     "status-watch": (WatchLine[DaemonStatus],),

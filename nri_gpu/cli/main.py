@@ -184,6 +184,7 @@ VERBS: Final = (
         (
             STATE_DIR,
             _switch("--watch", "keep running: a live page on a terminal, a line for each change in a pipe"),
+            _switch("--processes", "also list the processes on GPUs, which only root may; with -o json, these alone"),
             _switch("--alive", "print nothing; exit 0 if the daemon answers at all"),
             _switch("--probe", "exit 0 also while a successor stands by"),
             _value("--guard", "DIR", "report the guard with this --run-dir instead"),

@@ -6,19 +6,21 @@ import argparse
 import sys
 import time
 from collections.abc import Mapping
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from typing import Final
 
-from msgspec import convert
+from msgspec import convert, to_builtins
 
-from nri_gpu.cli.ask_daemon import answer_of
+from nri_gpu.cli.ask_daemon import answer_of, ask
+from nri_gpu.cli.processes_page import ask_for_processes, processes_lines
 from nri_gpu.cli.render import answer
 from nri_gpu.cli.status_page import faults, status_page, to_mend
 from nri_gpu.cli.watch import watch
-from nri_gpu.daemon.answers import DaemonStatus
+from nri_gpu.daemon.answers import DaemonStatus, SamplingStatus
 from nri_gpu.domain.errors import CommandError, Exit
-from nri_gpu.domain.names import DEFAULT_STATE
+from nri_gpu.domain.names import CONTROL_SOCKET, DEFAULT_STATE
 from nri_gpu.system.liveness import alive_age_s
 from nri_gpu.system.succession import Succession
 
@@ -34,6 +36,10 @@ def run(args: argparse.Namespace) -> int:
     """
     if args.watch and (args.alive or args.probe or args.guard):
         raise CommandError(Exit.USAGE, "--watch follows the daemon: leave out --alive, --probe and --guard")
+    if args.processes and (args.watch or args.alive or args.probe or args.guard):
+        raise CommandError(
+            Exit.USAGE, "--processes is a table of its own: leave out --watch, --alive, --probe, --guard"
+        )
     if args.guard:
         return guard_exit(Path(args.guard), alive=args.alive)
     state_dir = Path(args.state_dir or DEFAULT_STATE)
@@ -44,14 +50,24 @@ def run(args: argparse.Namespace) -> int:
     if args.alive:
         answer_of(state_dir, "status", dict, RIGHT)
         return Exit.OK
-    found, status = _asked(state_dir)
-    answer(args, found, status_page(status, time.time(), glance=sys.stdout.isatty()))
+    found, status = _asked(state_dir, sampled=not args.probe)
+    page = [*status_page(status, time.time(), glance=sys.stdout.isatty())]
+    if args.processes:
+        found = to_builtins(processes := ask_for_processes(state_dir))
+        page += processes_lines(processes, status)
+    answer(args, found, page)
     # A pod of a daemon that grants is ready, whatever file it rejected.
     return Exit.FINDING if faults(status) or (to_mend(status) and not args.probe) else Exit.OK
 
 
-def _asked(state_dir: Path) -> tuple[Mapping[str, object], DaemonStatus]:
-    """Return the daemon's answer, as it is and as what it shall be. Raises: CommandError."""
+def _asked(state_dir: Path, *, sampled: bool = True) -> tuple[Mapping[str, object], DaemonStatus]:
+    """Return the daemon's answer, as it is and as what it shall be. Raises: CommandError.
+
+    sampled: have the daemon sample what GPUs do, too; a probe has no use for that, and comes every few seconds.
+    """
+    if sampled:
+        with suppress(OSError, ValueError):  # the next question tells; an older daemon does not know this one
+            ask(state_dir / CONTROL_SOCKET, "usage", SamplingStatus)
     return answer_of(state_dir, "status", lambda found: (found, convert(found, DaemonStatus)), RIGHT)
 
 

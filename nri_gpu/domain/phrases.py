@@ -163,6 +163,11 @@ CATALOGUE: Final[Mapping[str, Mapping[str, tuple[str, str]]]] = {
             "Install the systemd drop-in stray.conf, or set the chart's stray.enabled (docs/stray.md).",
         ),
         "bug: scan for stray GPU use failed": ("A bug in nri-gpu.", REPORT),
+        "GPU usage not sampled": (
+            "NVML did not tell what GPUs do; inventory, grants and health do not depend on that.",
+            "See `dmesg | grep NVRM` for a call that hangs, or set samples = false in the policy's [usage].",
+        ),
+        "bug: a sample of GPU usage was lost": ("A bug in nri-gpu.", REPORT),
         "container stopped": (
             "nri-gpu stopped the container, as the policy asks; the line has the reason.",
             "Nothing: the pod's controller starts it again.",

@@ -145,7 +145,14 @@ def _fabric_info(handle: object) -> Any:  # noqa: ANN401 (an nvmlGpuFabricInfo o
     return info
 
 
-_OURS: Final[Mapping[str, Callable[..., Any]]] = {"nvmlDeviceGetGpuFabricInfoV": _fabric_info}
+def _memory_info(handle: object) -> Any:  # noqa: ANN401 (an nvmlMemory_v2_t)
+    return pynvml.nvmlDeviceGetMemoryInfo(handle, version=pynvml.nvmlMemory_v2)
+
+
+_OURS: Final[Mapping[str, Callable[..., Any]]] = {
+    "nvmlDeviceGetGpuFabricInfoV": _fabric_info,
+    "nvmlDeviceGetMemoryInfo_v2": _memory_info,
+}
 
 
 def _binding(name: str) -> Callable[..., Any]:

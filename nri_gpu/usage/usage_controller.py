@@ -163,7 +163,7 @@ class UsageController:
         """Return the GPUs that are held, with the MIG devices of each, while somebody asks."""
         if not self._enabled or self._clock() - self._asked > ASKED_S:
             return ()
-        held = self._node_state.ledger.usage()
+        held = {uuid for uuid, use in self._node_state.ledger.usage().items() if use.load}
         gpus = self._node_state.node.inventory.gpus
         return read_targets(
             [gpu for gpu in gpus if any(uuid in held for uuid in (gpu.uuid, *(part.uuid for part in gpu.parts)))]
