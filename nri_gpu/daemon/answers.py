@@ -171,9 +171,13 @@ class IdleStatus(Struct, frozen=True, kw_only=True):
 
 
 class HolderUsage(Struct, frozen=True, kw_only=True):
-    """What the last sample saw of a holder on one GPU. processes: how many it has there. idle: None: no, or unknown."""
+    """What the last sample saw of a holder on one GPU. processes: how many it has there. idle: None: no, or unknown.
+
+    utilization_percent: of its processes together, where the driver tells that of each.
+    """
 
     memory_bytes: int | None = None
+    utilization_percent: int | None = None
     processes: int | None = None
     idle: IdleStatus | None = None
 

@@ -9,7 +9,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from functools import lru_cache
-from itertools import accumulate
+from itertools import accumulate, islice
 from typing import Final
 
 from msgspec import Struct
@@ -29,6 +29,8 @@ from nri_gpu.health.xid_log import by_action
 from nri_gpu.ledger.ledger import Ledger
 from nri_gpu.plugin.counts import BOUNDS_S, REFUSALS, Failure, Outcome
 from nri_gpu.stray.judge import Kind
+from nri_gpu.usage.idle import HolderUse
+from nri_gpu.usage.usage_controller import SampledUnit
 
 __all__ = ["CONTENT_TYPE", "GRANTS_MAX", "PAGE_S", "pages"]
 
@@ -68,8 +70,12 @@ class Family(Struct, frozen=True):
     labels: tuple[str, ...] = ()
 
     def of(self, view: View) -> Metric:
-        family, value = self.kind(self.name, self.about, labels=self.labels), self.value(view)
-        for labels, each in [((), value)] if isinstance(value, (int, float)) else value:
+        value = self.value(view)
+        return self.filled([((), value)] if isinstance(value, (int, float)) else value)
+
+    def filled(self, samples: Iterable[Sample]) -> Metric:
+        family = self.kind(self.name, self.about, labels=self.labels)
+        for labels, each in samples:
             family.add_metric(tuple(labels), each)
         return family
 
@@ -80,6 +86,9 @@ def pages(view: View) -> Iterator[bytes]:
         yield generate_latest(OneFamily(family.of(view)))
     yield generate_latest(OneFamily(_create_container(view)))
     yield from _grant_pages(view.ledger)
+    if view.settings.metrics.usage:
+        for family in USAGE:
+            yield from _usage_pages(family, view)
 
 
 def _create_container(view: View) -> HistogramMetricFamily:
@@ -115,6 +124,24 @@ def _grant_pages(ledger: Ledger) -> Iterator[bytes]:
             page, until = [], time.perf_counter() + PAGE_S
     name, about = "nri_gpu_grants_left_out", f"Series that {GRANT_INFO} has no room for."
     yield b"".join([*page, generate_latest(OneFamily(GaugeMetricFamily(name, about, value=left_out)))])
+
+
+def _usage_pages(family: Family, view: View) -> Iterator[bytes]:
+    """Yield a metric of what GPUs or holders do, with at most as many series as grants may have."""
+    samples = family.value(view)
+    assert not isinstance(samples, (int, float))
+    page, until = [_lines(family, [])], time.perf_counter() + PAGE_S
+    for labels, value in islice(dict(samples).items(), GRANTS_MAX):
+        _help, _type, line = _lines(family, [(labels, value)]).split(b"\n", 2)
+        page.append(line)
+        if time.perf_counter() > until:
+            yield b"".join(page)
+            page, until = [], time.perf_counter() + PAGE_S
+    yield b"".join(page)
+
+
+def _lines(family: Family, samples: Iterable[Sample]) -> bytes:
+    return generate_latest(OneFamily(family.filled(samples)))
 
 
 def _grant_info() -> GaugeMetricFamily:
@@ -170,6 +197,38 @@ def _unkilled(view: View) -> Iterator[Sample]:
 
 def _connected(view: View) -> bool:
     return view.connection.ready and view.connection.joined
+
+
+def _of_units(value: Callable[[View, SampledUnit], float | None]) -> Callable[[View], Iterator[Sample]]:
+    """Return a metric of GPUs and MIG devices, with a sample of each that a value is known of."""
+
+    def samples(view: View) -> Iterator[Sample]:
+        for unit in view.node.inventory.units:
+            sampled = view.usages.units.get(unit.uuid)
+            known = value(view, sampled) if sampled else None
+            if known is not None:
+                yield _labels(unit), known
+
+    return samples
+
+
+def _of_holders(value: Callable[[View, HolderUse], float | None]) -> Callable[[View], Iterator[Sample]]:
+    """Return a metric of holders, each on each of its GPUs, with a sample of each that a value is known of."""
+
+    def samples(view: View) -> Iterator[Sample]:
+        for (container_id, uuid), use in view.usages.holders.items():
+            entry, known = view.ledger.entries.get(container_id), value(view, use)
+            if entry and known is not None:
+                yield (uuid, entry.grant.namespace, entry.grant.pod_name, entry.grant.container_name), known
+
+    return samples
+
+
+def _idle_s(view: View, use: HolderUse) -> float | None:
+    """Return for how long a holder is idle, 0 for one that is not, or None where nobody can tell."""
+    if use.idle:
+        return view.monotonic - use.idle.since
+    return None if use.look.used is None else 0
 
 
 def _known(value: float | None) -> Iterable[Sample]:
@@ -340,4 +399,58 @@ FAMILIES: Final = (
         lambda v: sum(bool(each.watched) for each in v.ledger.external.values()),
     ),
     Family(GAUGE, "nri_gpu_stray_uses", "Who uses GPUs that nobody granted, by kind.", _stray, ("kind",)),
+)
+
+UNIT_LABELS: Final = ("uuid", "index", "model")
+HOLDER_LABELS: Final = ("uuid", "namespace", "pod", "container")
+USAGE: Final = (
+    Family(
+        GAUGE,
+        "nri_gpu_gpu_sample_age_seconds",
+        "Time since what a GPU does was last sampled.",
+        _of_units(lambda view, sampled: view.monotonic - sampled.at),
+        UNIT_LABELS,
+    ),
+    Family(
+        GAUGE,
+        "nri_gpu_gpu_memory_used_bytes",
+        "Memory of a GPU or MIG device that is in use.",
+        _of_units(lambda _, sampled: sampled.unit.memory_used_bytes),
+        UNIT_LABELS,
+    ),
+    Family(
+        GAUGE,
+        "nri_gpu_gpu_memory_total_bytes",
+        "Memory of a GPU or MIG device.",
+        _of_units(lambda _, sampled: sampled.unit.memory_total_bytes),
+        UNIT_LABELS,
+    ),
+    Family(
+        GAUGE,
+        "nri_gpu_gpu_utilization_percent",
+        "Share of time in which a kernel ran on the GPU.",
+        _of_units(lambda _, sampled: sampled.unit.utilization_percent),
+        UNIT_LABELS,
+    ),
+    Family(
+        GAUGE,
+        "nri_gpu_holder_memory_used_bytes",
+        "Memory of a holder's processes on a GPU.",
+        _of_holders(lambda _, use: use.look.memory_bytes if use.look.own else None),
+        HOLDER_LABELS,
+    ),
+    Family(
+        GAUGE,
+        "nri_gpu_holder_utilization_percent",
+        "Share of time in which kernels of a holder's processes ran on a GPU.",
+        _of_holders(lambda _, use: use.look.utilization_percent),
+        HOLDER_LABELS,
+    ),
+    Family(
+        GAUGE,
+        "nri_gpu_holder_idle_seconds",
+        "Time in which no sample saw a holder use its GPU.",
+        _of_holders(_idle_s),
+        HOLDER_LABELS,
+    ),
 )

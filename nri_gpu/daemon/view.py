@@ -250,6 +250,7 @@ def _holder_usage(use: HolderUse | None, view: View) -> answers.HolderUsage | No
     look = use.look
     return answers.HolderUsage(
         memory_bytes=look.memory_bytes if look.own else None,
+        utilization_percent=look.utilization_percent,
         processes=len(look.processes) if look.own and look.processes is not None else None,
         idle=_idle(use.idle, view) if use.idle else None,
     )

@@ -44,11 +44,15 @@ def read_targets(gpus: object) -> tuple[SampleTarget, ...]:
 
 
 class ProcessSample(Struct, frozen=True):
-    """A process on a GPU. used: whether it was seen to use the GPU since the sample before; None: not told of it."""
+    """A process on a GPU. used: whether it was seen to use the GPU since the sample before; None: not told of it.
+
+    sm_percent: the share of time in which its kernels ran, as the driver saw it last.
+    """
 
     pid: int
     memory_bytes: int | None = None
     used: bool | None = None
+    sm_percent: int | None = None
 
 
 class UnitSample(Struct, frozen=True, kw_only=True):
@@ -102,7 +106,11 @@ def _plausible(unit: UnitSample) -> UnitSample:
         memory_used_bytes=_within(unit.memory_used_bytes, 0, most),
         processes=unit.processes
         and tuple(
-            replace(each, memory_bytes=_within(each.memory_bytes, 0, most))
+            replace(
+                each,
+                memory_bytes=_within(each.memory_bytes, 0, most),
+                sm_percent=_within(each.sm_percent, 0, PERCENT_MAX),
+            )
             for each in unit.processes
             if 0 < each.pid <= PID_MAX
         ),

@@ -6,6 +6,7 @@ What fails is left out of the sample. The result is plain data for one line of J
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, MutableMapping, Sequence
+from operator import attrgetter
 from typing import Final
 
 from nri_gpu.domain.sample import SampleTarget
@@ -25,6 +26,10 @@ _NUMBERS: Final[tuple[tuple[str, str, tuple[int, ...]], ...]] = (
     ("sm_clock_mhz", "nvmlDeviceGetClockInfo", (CLOCK_SM,)),
     ("memory_clock_mhz", "nvmlDeviceGetClockInfo", (CLOCK_MEMORY,)),
 )
+
+
+_Use = tuple[bool, int]  # whether a process used the GPU, and the share of time in which its kernels ran, in percent
+_UNUSED: Final = (False, 0)
 
 
 class Sampler:
@@ -79,10 +84,10 @@ class Sampler:
         )
         return {"uuid": uuid, **numbers}
 
-    def _used(self, target: SampleTarget, gpu: object) -> Mapping[int, bool] | None:
-        """Return which processes used the GPU since the sample before, or None where the driver does not tell.
+    def _used(self, target: SampleTarget, gpu: object) -> Mapping[int, _Use] | None:
+        """Return what processes did since the sample before, or None where the driver does not tell.
 
-        A process that is not among them did not. The first answer has all that the driver remembers.
+        One that is not among them did nothing. The first answer has all that the driver remembers.
         """
         since_us = self._told_us.get(target.uuid, 0)
         try:
@@ -90,14 +95,15 @@ class Sampler:
         except NvmlCallError as error:
             return {} if error.code == NOT_FOUND else None
         self._told_us[target.uuid] = max([since_us, *(int(each.timeStamp) for each in told)])
-        used: dict[int, bool] = {}
-        for each in told:
-            busy = each.timeStamp > since_us and any((each.smUtil, each.memUtil, each.encUtil, each.decUtil))
-            used[each.pid] = busy or used.get(each.pid, False)
+        used: dict[int, _Use] = {}
+        for each in sorted(told, key=attrgetter("timeStamp")):
+            if each.timeStamp > since_us:
+                busy = any((each.smUtil, each.memUtil, each.encUtil, each.decUtil))
+                used[each.pid] = (busy or used.get(each.pid, _UNUSED)[0], int(each.smUtil))
         return used
 
     def _processes(
-        self, device: object, index: int, used: Mapping[int, bool] | None
+        self, device: object, index: int, used: Mapping[int, _Use] | None
     ) -> Sequence[Mapping[str, object]] | None:
         """Return the processes with a context, or None where NVML cannot list them. used: as of `_used`."""
         lists = [self._nvml.attempt(call, device, gpu=index) for call in _RUNNING]
@@ -109,6 +115,7 @@ class Sampler:
             known = [size for size in (each.usedGpuMemory, memory.get(each.pid)) if size is not None]
             memory[each.pid] = max(known, default=None)
         return [
-            {"pid": pid, "memory_bytes": size, "used": None if used is None else used.get(pid, False)}
+            {"pid": pid, "memory_bytes": size, "used": use and use[0], "sm_percent": use and use[1]}
             for pid, size in memory.items()
+            for use in [None if used is None else used.get(pid, _UNUSED)]
         ]

@@ -20,6 +20,7 @@ class HolderLook(Struct, frozen=True, kw_only=True):
 
     at: float
     own: bool = True
+    utilization_percent: int | None = None  # of its processes together
     processes: Processes | None = None
     memory_bytes: int | None = None
     used: bool | None = None

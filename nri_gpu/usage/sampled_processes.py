@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Final
 
@@ -37,9 +37,14 @@ class ProcessLook(Struct, frozen=True):
     whole: bool = True
 
 
-def look(pids: Iterable[int], before: Mapping[int, KnownProcess], proc: Path = PROC) -> ProcessLook:
+def look(
+    pids: Iterable[int],
+    before: Mapping[int, KnownProcess],
+    proc: Path = PROC,
+    hosts_pids: Callable[[], bool] = has_hosts_pids,
+) -> ProcessLook:
     """Return those of these processes that can be seen. before: the last look's, which need not be read again."""
-    if not has_hosts_pids():
+    if not hosts_pids():
         return ProcessLook(same_pids=False, whole=False)
     found = (_known(pid, before.get(pid), proc) for pid in pids)
     return ProcessLook({each.pid: each for each in found if each}, whole=(proc / "1/stat").exists())

@@ -227,14 +227,20 @@ def _look_at(
         nobody = False if unit.rate_percent == 0 else None
         return HolderLook(at=at, own=False, processes=pids, memory_bytes=unit.memory_used_bytes, used=nobody)
     own = [each for each in unit.processes if containers[each.pid] == container_id]
-    return HolderLook(at=at, processes=_identities(own, seen), memory_bytes=_memory_bytes(own), used=used(unit, own))
+    return HolderLook(
+        at=at,
+        processes=_identities(own, seen),
+        memory_bytes=_sum(each.memory_bytes for each in own),
+        used=used(unit, own),
+        utilization_percent=_sum(each.sm_percent for each in own),
+    )
 
 
 def _identities(own: Iterable[ProcessSample], seen: ProcessLook) -> Processes:
     return frozenset((each.pid, seen.processes[each.pid].started) for each in own)
 
 
-def _memory_bytes(own: Iterable[ProcessSample]) -> int | None:
-    """Return the memory of processes, or None where the driver does not tell that of one."""
-    sizes = [each.memory_bytes for each in own]
-    return None if None in sizes else sum(each for each in sizes if each is not None)
+def _sum(values: Iterable[int | None]) -> int | None:
+    """Return the sum of processes' numbers, or None where the driver does not tell that of one."""
+    told = list(values)
+    return None if None in told else sum(each for each in told if each is not None)

@@ -116,7 +116,7 @@ class FakeProcess(Struct, frozen=True):
 
 
 class FakeUse(Struct, frozen=True, kw_only=True):
-    """What a GPU or a MIG device does, -1 for what is not supported. place: of the MIG device, -1 for the GPU itself."""
+    """What a GPU or a MIG device does; -1: not supported. place: of the MIG device, -1 for the GPU itself."""
 
     gpu: int = 0
     place: int = -1

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 import time
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 import pytest
 from msgspec.structs import replace
@@ -14,16 +14,22 @@ from nri_gpu.daemon import metrics_page
 from nri_gpu.daemon.answers import PolicyStatus, StrayStatus
 from nri_gpu.daemon.metrics_page import GRANTS_MAX, pages
 from nri_gpu.daemon.view import View
+from nri_gpu.domain.container import ContainerId
 from nri_gpu.domain.decision import Code
-from nri_gpu.domain.gpu import PciBusId
+from nri_gpu.domain.gpu import GpuUuid, PciBusId
 from nri_gpu.domain.gpu_request import Mode
 from nri_gpu.domain.health import HealthNotes, HealthState
 from nri_gpu.domain.node import GpuFault, Inventory, KernelGpu
+from nri_gpu.domain.sample import UnitSample
 from nri_gpu.health.xids import ActionClass
 from nri_gpu.ledger.ledger import GrantPhase
 from nri_gpu.plugin.counts import BOUNDS_S, Failure, Outcome
+from nri_gpu.policy.metrics_settings import MetricsSettings
+from nri_gpu.policy.model import Policy
 from nri_gpu.stray.judge import Kind, StrayUse
 from nri_gpu.system.child import Unkilled
+from nri_gpu.usage.idle import HolderLook, HolderUse, IdleSince
+from nri_gpu.usage.usage_controller import SampledUnit, Usages
 from tests.support import builders as make
 from tests.support.daemon import UUIDS
 from tests.support.metrics import VIEW, Scraped, entry, ledger, scraped, view
@@ -36,6 +42,28 @@ HOLDERS: Final = 10_000
 
 def text(of: View) -> str:
     return b"".join(pages(of)).decode()
+
+
+IDLE: Final = HolderUse(
+    HolderLook(at=0.0, processes=frozenset({(1, 1)}), memory_bytes=5, used=False, utilization_percent=0),
+    IdleSince(since=-63.0, samples=2, no_process=False),
+)
+BUSY: Final = HolderUse(HolderLook(at=0.0, processes=frozenset({(2, 1)}), memory_bytes=2, used=True))
+USED: Final[dict[str, Any]] = {
+    "settings": Policy(metrics=MetricsSettings(usage=True)),
+    "ledger": ledger(entry(at, UUIDS[:1]) for at in (1, 2, 3)),
+    "usages": Usages(
+        units={
+            GpuUuid(UUIDS[0]): SampledUnit(
+                -3.0, UnitSample(uuid=GpuUuid(UUIDS[0]), memory_used_bytes=7, utilization_percent=93)
+            )
+        },
+        holders={
+            (ContainerId(f"container-{at}"), GpuUuid(UUIDS[0])): use
+            for at, use in enumerate((IDLE, BUSY, HolderUse(HolderLook(at=0.0))), 1)
+        },
+    ),
+}
 
 
 def scrape(**changed: object) -> Scraped:
@@ -215,9 +243,35 @@ def page_times(now: View) -> list[float]:
     return found
 
 
+def test_what_gpus_and_holders_do_is_told_where_it_is_known() -> None:
+    said = scrape(**USED)
+    gpu = {"uuid": UUIDS[0], "index": "0", "model": scrape().series("nri_gpu_gpu_available")[0]["model"]}
+    assert said.value("nri_gpu_gpu_memory_used_bytes", **gpu) == 7
+    assert said.value("nri_gpu_gpu_utilization_percent", **gpu) == 93
+    assert said.value("nri_gpu_gpu_sample_age_seconds", **gpu) == 3
+    holder = {"uuid": UUIDS[0], "namespace": "ml", "pod": "train-1", "container": "main"}
+    assert said.value("nri_gpu_holder_memory_used_bytes", **holder) == 5
+    assert said.value("nri_gpu_holder_idle_seconds", **holder) == 63
+    assert len(said.series("nri_gpu_holder_idle_seconds")) == 2, "nobody can tell of the third"
+    assert said.value("nri_gpu_holder_idle_seconds", **{**holder, "pod": "train-2"}) == 0
+    assert not said.series("nri_gpu_gpu_memory_total_bytes")
+
+
+def test_what_gpus_do_is_off_by_default() -> None:
+    assert scrape(ledger=USED["ledger"], usages=USED["usages"]).types.keys() == scrape().types.keys()
+
+
+def test_the_metrics_of_holders_have_bounds_and_short_pages() -> None:
+    holders = {ContainerId(f"container-{at}"): entry(at, UUIDS[:2]) for at in range(HOLDERS)}
+    uses = {(id_, GpuUuid(uuid)): IDLE for id_ in holders for uuid in UUIDS[:2]}
+    now = view(ledger=ledger(holders.values()), settings=USED["settings"], usages=Usages(holders=uses))
+    assert len(scraped(b"".join(pages(now)).decode()).series("nri_gpu_holder_memory_used_bytes")) == GRANTS_MAX
+    assert any(sorted(page_times(now))[-3] < 0.005 for _ in range(10))
+
+
 def test_the_table_in_the_docs_is_true() -> None:
     rows = re.findall(r"^\| `(nri_gpu_\w+)` \| (\w+) \|([^|]*)\|", DOCS.read_text(), re.MULTILINE)
-    said = scrape(ledger=ledger([entry(1, UUIDS[:1])]), unkilled=(STUCK,))
+    said = scrape(**USED, unkilled=(STUCK,))
     # The library reads a counter's name without `_total`.
     families = {(f"{name}_total" if kind == "counter" else name, kind) for name, kind in said.types.items()}
     assert {(name, kind) for name, kind, _ in rows} == families
