@@ -9,7 +9,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from functools import lru_cache
-from itertools import accumulate, islice
+from itertools import accumulate
 from typing import Final
 
 from msgspec import Struct
@@ -130,10 +130,13 @@ def _usage_pages(family: Family, view: View) -> Iterator[bytes]:
     """Yield a metric of what GPUs or holders do, with at most as many series as grants may have."""
     samples = family.value(view)
     assert not isinstance(samples, (int, float))
+    seen: set[tuple[str, ...]] = set()  # containers of one pod may have one name, as grants have it
     page, until = [_lines(family, [])], time.perf_counter() + PAGE_S
-    for labels, value in islice(dict(samples).items(), GRANTS_MAX):
-        _help, _type, line = _lines(family, [(labels, value)]).split(b"\n", 2)
-        page.append(line)
+    for labels, value in samples:
+        if (key := tuple(labels)) not in seen and len(seen) < GRANTS_MAX:
+            seen.add(key)
+            _help, _type, line = _lines(family, [(key, value)]).split(b"\n", 2)
+            page.append(line)
         if time.perf_counter() > until:
             yield b"".join(page)
             page, until = [], time.perf_counter() + PAGE_S

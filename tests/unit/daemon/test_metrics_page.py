@@ -55,7 +55,8 @@ USED: Final[dict[str, Any]] = {
     "usages": Usages(
         units={
             GpuUuid(UUIDS[0]): SampledUnit(
-                -3.0, UnitSample(uuid=GpuUuid(UUIDS[0]), memory_used_bytes=7, utilization_percent=93)
+                -3.0,
+                UnitSample(uuid=GpuUuid(UUIDS[0]), memory_used_bytes=7, memory_total_bytes=9, utilization_percent=93),
             )
         },
         holders={
@@ -254,7 +255,7 @@ def test_what_gpus_and_holders_do_is_told_where_it_is_known() -> None:
     assert said.value("nri_gpu_holder_idle_seconds", **holder) == 63
     assert len(said.series("nri_gpu_holder_idle_seconds")) == 2, "nobody can tell of the third"
     assert said.value("nri_gpu_holder_idle_seconds", **{**holder, "pod": "train-2"}) == 0
-    assert not said.series("nri_gpu_gpu_memory_total_bytes")
+    assert len(said.series("nri_gpu_gpu_memory_total_bytes")) == 1, "of a GPU without a sample nothing is known"
 
 
 def test_what_gpus_do_is_off_by_default() -> None:
