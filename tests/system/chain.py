@@ -259,6 +259,11 @@ class Chain:
             await self._runtime.event(Event.REMOVE_CONTAINER, of, made)
         return ""
 
+    async def create(self, of: pb.PodSandbox, made: pb.Container) -> None:
+        """A container that is granted what it asks for, and stays."""
+        async with self._one_call:
+            assert isinstance(await self.runtime.create(of, made), pb.CreateContainerResponse)
+
     async def _create_for_ever(self) -> None:
         while True:
             began = time.monotonic()
@@ -272,7 +277,7 @@ class Chain:
 
 def _driver(root: Path, machine: Sequence[FakeGpu], *faults: Act, version: str = DRIVER) -> Path:
     build_fake_nvml(make_driver_root(root, version), machine, faults, driver=version)
-    for note in ("calls", "environ", "events", "status"):
+    for note in ("calls", "environ", "events", "status", "usage"):
         (root / LIB_DIR / f"fake-nvml.{note}").touch()  # a new file would make it another driver's folder
     return root
 

@@ -58,6 +58,7 @@ complete -c nri-gpu -n '__fish_seen_subcommand_from gpus' -l record -r -F -d 'wr
 complete -c nri-gpu -n '__fish_seen_subcommand_from gpus' -s h -l help -d 'show this help and exit'
 complete -c nri-gpu -n '__fish_seen_subcommand_from status' -l state-dir -x -a '(__fish_complete_directories)' -d 'the daemon\'s state folder (default /run/nri-gpu)'
 complete -c nri-gpu -n '__fish_seen_subcommand_from status' -l watch -d 'keep running: a live page on a terminal, a line for each change in a pipe'
+complete -c nri-gpu -n '__fish_seen_subcommand_from status' -l processes -d 'also list the processes on GPUs, which only root may; with -o json, these alone'
 complete -c nri-gpu -n '__fish_seen_subcommand_from status' -l alive -d 'print nothing; exit 0 if the daemon answers at all'
 complete -c nri-gpu -n '__fish_seen_subcommand_from status' -l probe -d 'exit 0 also while a successor stands by'
 complete -c nri-gpu -n '__fish_seen_subcommand_from status' -l guard -x -a '(__fish_complete_directories)' -d 'report the guard with this --run-dir instead'

@@ -208,11 +208,14 @@ def configure(
         lines += [f"nvlink {index} {link} {remote}" for link, remote in enumerate(gpu.nvlinks)]
     lines += [f"ancestor {a} {b} {_LEVELS[word]}" for a, b, word in ancestors]
     lines += [f"act {act.function} {act.gpu} {act.deed} {act.code}" for act in faults]
-    conf = driver_root / lib_dir / "fake-nvml.conf"
+    _rewrite(driver_root / lib_dir / "fake-nvml.conf", lines)
+
+
+def _rewrite(path: Path, lines: Iterable[str]) -> None:
     # One write, never shorter than what was there: a library that is reading sees one machine or the other, and the
     # folder stays the same driver's, which a new name in it would end.
     content = "".join(f"{line}\n" for line in lines).encode()
-    file = os.open(conf, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o644)
+    file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o644)
     try:
         os.pwrite(file, content.ljust(os.fstat(file).st_size, b"\n"), 0)
     finally:
@@ -221,15 +224,13 @@ def configure(
 
 def use(driver_root: Path, *uses: FakeUse) -> None:
     """Changes what GPUs do, from the next call on."""
-    lines = [f"usage {' '.join(map(str, astuple(each)[:-1]))}\n" for each in uses]
+    lines = [f"usage {' '.join(map(str, astuple(each)[:-1]))}" for each in uses]
     lines += [
-        f"process {each.gpu} {each.place} {one.kind} {one.pid} {one.memory_bytes} {one.utilization}\n"
+        f"process {each.gpu} {each.place} {one.kind} {one.pid} {one.memory_bytes} {one.utilization}"
         for each in uses
         for one in each.processes
     ]
-    fresh = driver_root / LIB_DIR / "fake-nvml.usage.new"
-    fresh.write_text("".join(lines), encoding="ascii")
-    fresh.rename(fresh.with_suffix(""))
+    _rewrite(driver_root / LIB_DIR / "fake-nvml.usage", lines)
 
 
 def _facts_line(index: int, facts: FakeFacts) -> str:
