@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from bench import metrics, warm
+from bench import metrics, usage, warm
 from bench.effort import Effort
 from bench.figures import Figure, percentile
 from bench.kubelet import Pair
@@ -65,6 +65,7 @@ def figures(effort: Effort) -> Iterator[Figure]:
         yield from _nvml_figures(folder, effort)
         yield from warm.figures(folder, effort)
         yield from metrics.figures(folder, when_ready)
+        yield from usage.figures(effort)
         yield from Pair(folder, when_ready).figures(effort)
         yield from _synchronize_figures(folder, effort)
 

@@ -229,6 +229,12 @@ def _held(status: DaemonStatus, now_s: float) -> Iterator[Finding]:
             f"{process.clause} (for {max(0.0, now_s - process.since_s):.0f} s): no second one is started",
             "dmesg | grep NVRM    # then reset the GPU, or restart the node: docs/health.md",
         )
+    if status.sampling.each_second:
+        yield ok(
+            "samples",
+            "nri-gpu samples each second what GPUs do, and holds NVML open for it: a GPU that is held cannot be reset, "
+            "nor the driver unloaded, until 5 s after the last `nri-gpu status` or scrape",
+        )
     holders = (each for gpu in status.gpus for each in gpu.holders)
     if names := sorted({f"{each.namespace}/{each.pod}" for each in holders if each.unseen}):
         yield warning(

@@ -15,11 +15,16 @@ from nri_gpu.domain.errors import InventoryError
 from nri_gpu.domain.sample import SampleTarget, read_units
 from nri_gpu.inventory.nvml_child import FAULT_MAX, NvmlProcess, SampleSink, child_command
 from nri_gpu.system.child import LineProcess, announced
-from nri_gpu.system.tasks import Backoff
+from nri_gpu.system.tasks import Backoff, due
 
 EACH_S: Final = 1.0
 FIRST_PAUSE_S: Final = 1.0
 LONGEST_PAUSE_S: Final = 30.0
+
+
+async def sleep_until_due(wait_s: float) -> None:
+    """Sleep as long, to the second: with other waits of the daemon, each of which would wake it by itself."""
+    await asyncio.sleep(due(wait_s) - asyncio.get_running_loop().time())
 
 
 class SampleChild:
@@ -40,7 +45,7 @@ class SampleChild:
         stage_dir: str = "",
         start_s: float = 30.0,
         sample_s: float = 5.0,
-        sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
+        sleep: Callable[[float], Awaitable[None]] = sleep_until_due,
     ) -> None:
         command = child_command("nri_gpu.usage.nvml_samples", driver_root, library_dirs, sysfs, stage_dir)
         self._process = NvmlProcess("the NVML sampling process", command)
@@ -85,7 +90,7 @@ class SampleChild:
             return self._backoff.next_s()
         self._backoff.reset()
         await self._sink.taken(began, units)
-        return max(0.0, EACH_S - (time.monotonic() - began))
+        return EACH_S
 
     async def _ask(self, targets: Sequence[SampleTarget]) -> Mapping[str, object]:
         """Return the answer to one request. Raises: InventoryError; ValueError, if it is none."""

@@ -154,10 +154,12 @@ def build_fake_nvml(
     without: Iterable[str] = (),
     lib_dir: str = LIB_DIR,
     driver: str = DRIVER,
+    quiet: bool = False,
 ) -> Path:
     """A driver root whose NVML plays these GPUs; `driver_root` itself, made where it is missing.
 
-    ancestors: (a, b, word of `nvidia-smi topo -m`). without: symbols that this driver does not have.
+    ancestors: (a, b, word of `nvidia-smi topo -m`). without: symbols that this driver does not have. quiet: it notes no
+    call, which costs more than the call.
     """
     folder = driver_root / lib_dir
     folder.mkdir(parents=True, exist_ok=True)
@@ -168,7 +170,7 @@ def build_fake_nvml(
     link = folder / "libnvidia-ml.so.1"
     link.unlink(missing_ok=True)
     link.symlink_to(library.name)
-    configure(driver_root, gpus, faults, ancestors=ancestors, lib_dir=lib_dir, driver=driver)
+    configure(driver_root, gpus, faults, ancestors=ancestors, lib_dir=lib_dir, driver=driver, quiet=quiet)
     return driver_root
 
 
@@ -193,9 +195,10 @@ def configure(
     ancestors: Iterable[tuple[int, int, str]] = (),
     lib_dir: str = LIB_DIR,
     driver: str = DRIVER,
+    quiet: bool = False,
 ) -> None:
     """Changes the machine that is played, from the library's next nvmlInit on."""
-    lines = [f"driver {driver}", "cuda 13000"]
+    lines = [f"driver {driver}", "cuda 13000", f"quiet {quiet:d}"]
     lines += [_gpu_line(index, gpu) for index, gpu in enumerate(gpus)]
     for index, gpu in enumerate(gpus):
         lines += [_mig_line(index, gpu, part) for part in gpu.parts]
