@@ -24,7 +24,7 @@ from tests.support import builders as make
 from tests.support.nvml import FakeProcess, FakeUse, build_fake_nvml, gpus_of, use
 from tests.support.running import running
 
-ASKED_EACH_S: Final = 2.0  # as `status --watch` does
+ASKED_EACH_S: Final = 1.0  # as `status --watch` does
 SETTLED: Final = 3  # samples until what is read once is read
 
 

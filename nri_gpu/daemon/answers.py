@@ -171,7 +171,7 @@ class IdleStatus(Struct, frozen=True, kw_only=True):
 
 
 class HolderUsage(Struct, frozen=True, kw_only=True):
-    """What the last sample saw of a holder on one GPU. processes: how many it has there. idle: None: no, or unknown.
+    """A holder on one GPU, as the last sample saw it. processes: how many it has there. idle: None: no, or unknown.
 
     utilization_percent: of its processes together, where the driver tells that of each.
     """
@@ -183,7 +183,7 @@ class HolderUsage(Struct, frozen=True, kw_only=True):
 
 
 class GpuUsage(Struct, frozen=True, kw_only=True):
-    """What the last sample of a GPU or MIG device saw. What the driver does not tell is None."""
+    """A GPU or MIG device, as the last sample saw it. A number that the driver does not tell is None."""
 
     sampled_s: float
     memory_used_bytes: int | None = None

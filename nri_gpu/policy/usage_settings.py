@@ -8,7 +8,7 @@ from nri_gpu.policy.forms import about
 
 
 class UsageSettings(Struct, frozen=True, kw_only=True):
-    """What GPUs do, for `nri-gpu status` and metrics (docs/usage.md)."""
+    """Samples of what GPUs do, for `nri-gpu status` and metrics (docs/usage.md)."""
 
     samples: Annotated[
         bool,

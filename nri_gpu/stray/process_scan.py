@@ -26,7 +26,7 @@ from typing import Final
 import msgspec
 
 from nri_gpu.stray.uses import DeviceNumber, Extent, Use
-from nri_gpu.system.proc import PROC, Stat, has_hosts_pids, living_thread, parse_stat
+from nri_gpu.system.proc import PATH_MAX, PROC, Stat, has_hosts_pids, living_thread, parse_cgroups, parse_stat
 
 # statx(2), linux/stat.h, linux/fcntl.h. Not os.stat, which waits for a file server that does not answer.
 _AT_FDCWD, _DONT_SYNC, _STATX_TYPE, _STATX_BYTES = -100, 0x4000, 0x1, 256
@@ -36,7 +36,6 @@ _O_PATH: Final = 0o10000000  # such a descriptor opens no device (asm-generic/fc
 _KCMP: Final = {"x86_64": 312, "aarch64": 272}.get(os.uname().machine)
 _KCMP_FILES: Final = 2
 _NICE: Final = 10
-TEXT_MAX: Final = 1024  # bytes of a path
 HOLDERS_MAX: Final = 256  # processes of one cgroup with one node, which are named
 
 
@@ -123,22 +122,13 @@ def _stat(pid: int) -> Stat:
 
 def _program(thread: Path) -> str:
     try:
-        return os.fsencode(os.readlink(thread / "exe"))[:TEXT_MAX].decode(errors="replace")  # noqa: PTH115
+        return os.fsencode(os.readlink(thread / "exe"))[:PATH_MAX].decode(errors="replace")  # noqa: PTH115
     except OSError:
         return _text(f"{thread}/comm").strip()
 
 
 def _cgroups(thread: Path) -> tuple[str, ...]:
     return parse_cgroups(_text(f"{thread}/cgroup"))
-
-
-def parse_cgroups(text: str) -> tuple[str, ...]:
-    """Parse a line of cgroups(7), `4:memory:/kubepods/...`.
-
-    A path has no newline, and may have all else that ends lines.
-    """
-    paths = (line.split(":", 2)[2][:TEXT_MAX] for line in text.split("\n") if line)
-    return tuple(dict.fromkeys(path for path in paths if path != "/"))
 
 
 def _text(path: str) -> str:

@@ -12,6 +12,7 @@ from msgspec import Struct
 from nri_gpu.system.storage import text_of
 
 PROC: Final = Path("/proc")
+PATH_MAX: Final = 1024  # bytes of a path that are kept
 _ENDED: Final = ("Z", "X")  # states of a thread
 _INITIAL_PIDS: Final = 0xEFFFFFFC  # inode of the host's own PID namespace (Linux: include/linux/proc_ns.h)
 
@@ -37,6 +38,15 @@ def parse_stat(text: str) -> Stat:
     """Parse a stat file, in which a program names itself in any bytes. Source: proc(5), stat; prctl(2), PR_SET_NAME."""
     fields = text.rpartition(")")[2].split()  # the name may hold blanks and parentheses
     return Stat(fields[0], int(fields[1]), int(fields[17]), int(fields[19]))
+
+
+def parse_cgroups(text: str) -> tuple[str, ...]:
+    """Parse a line of cgroups(7), `4:memory:/kubepods/...`.
+
+    A path has no newline, and may have all else that ends lines.
+    """
+    paths = (line.split(":", 2)[2][:PATH_MAX] for line in text.split("\n") if line)
+    return tuple(dict.fromkeys(path for path in paths if path != "/"))
 
 
 def living_thread(pid: int | str, proc: Path = PROC) -> Path:

@@ -8,9 +8,8 @@ from typing import Final
 
 from msgspec import Struct
 
-from nri_gpu.stray.process_scan import parse_cgroups
 from nri_gpu.stray.stray_controller import HIDDEN
-from nri_gpu.system.proc import PROC, has_hosts_pids, living_thread, parse_stat
+from nri_gpu.system.proc import PROC, has_hosts_pids, living_thread, parse_cgroups, parse_stat
 from nri_gpu.system.storage import text_of
 
 UNTOLD: Final = f"{HIDDEN}; until then nobody can tell whose the processes on a GPU are"

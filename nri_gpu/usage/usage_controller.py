@@ -52,7 +52,7 @@ class SampledUse(Struct, frozen=True, kw_only=True):
 
 
 class Usages(Struct, frozen=True, kw_only=True):
-    """What samples have shown so far, for `status` and metrics. enabled, each_second, fault: as in `SamplingStatus`."""
+    """Everything that samples have shown. enabled, each_second, fault: as in `SamplingStatus`."""
 
     units: Mapping[GpuUuid, SampledUnit] = {}
     holders: Mapping[HolderKey, HolderUse] = {}

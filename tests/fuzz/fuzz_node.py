@@ -24,8 +24,7 @@ from nri_gpu.domain.finding import Finding
 from nri_gpu.host.actions import MakeNode, make_plan
 from nri_gpu.host.facts import look
 from nri_gpu.kubelet.node_labels import VALUE_MAX, machine_name, value_of
-from nri_gpu.stray.process_scan import parse_cgroups
-from nri_gpu.system.proc import Stat, parse_stat
+from nri_gpu.system.proc import Stat, parse_cgroups, parse_stat
 from nri_gpu.system.process import Process, process_of, user_of
 from tests.fuzz.target import Target, chosen, named, scratch
 from tests.unit.doctor.node import DoctorNode
