@@ -84,7 +84,7 @@ class SampleChild:
         began = time.monotonic()
         try:
             units = read_units((await self._ask(targets)).get("sample"))
-        except (InventoryError, ValueError) as error:
+        except (InventoryError, ValueError, RecursionError) as error:
             await self._process.end(0)
             self._sink.failed(str(error)[:FAULT_MAX])
             return self._backoff.next_s()

@@ -185,10 +185,12 @@ async def test_a_call_that_hangs_is_named_and_ended(tmp_path: Path, function: st
         assert len(await taken.next()) == 2
 
 
-@pytest.mark.parametrize("deed", ["crash", "babble", "fail"])
-async def test_a_library_that_fails(tmp_path: Path, deed: str) -> None:
+@pytest.mark.parametrize(
+    ("deed", "code"), [("crash", 0), ("fail", 9), *(("babble", sort) for sort in (0, 1, 5, 9, 10, 11))]
+)
+async def test_a_library_that_fails(tmp_path: Path, deed: str, code: int) -> None:
     function = "nvmlDeviceGetPowerUsage" if deed != "fail" else "nvmlInitWithFlags"
-    root, taken = build_fake_nvml(tmp_path, GPUS, [Act(function, deed, 9)]), Taken()  # type: ignore[arg-type]
+    root, taken = build_fake_nvml(tmp_path, GPUS, [Act(function, deed, code)]), Taken()  # type: ignore[arg-type]
     async with each_second(root, taken):
         assert await taken.fault()
         configure(root, GPUS)

@@ -1,4 +1,4 @@
-"""Laws of idle holders: idle is what every sample since then shows, and nothing else."""
+"""Laws of samples: nothing is shown that cannot be true, and idle is what every sample since then shows."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from itertools import pairwise
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nri_gpu.domain.sample import ProcessSample, UnitSample
+from nri_gpu.domain.sample import MEMORY_MAX, PID_MAX, ProcessSample, UnitSample, read_units
 from nri_gpu.usage.idle import HolderLook, HolderUse, after, used
 from tests.support import builders as make
 
@@ -99,3 +99,30 @@ def test_a_holder_is_told_from_others_on_its_gpu(
         assert answer is None, "the use of others is nobody's idleness, and nobody's use"
     else:
         assert answer is False
+
+
+NUMBERS = st.one_of(st.none(), st.integers(-(2**63), 2**64 - 1), st.booleans(), st.text(max_size=3))
+UNITS = st.fixed_dictionaries(
+    {"uuid": st.text(max_size=3)},
+    optional={
+        **{name: NUMBERS for name in UnitSample.__struct_fields__ if name not in ("uuid", "processes")},
+        "processes": st.one_of(
+            st.none(), st.lists(st.fixed_dictionaries({"pid": NUMBERS, "memory_bytes": NUMBERS}), max_size=3)
+        ),
+    },
+)
+
+
+@given(st.lists(UNITS, max_size=3))
+def test_whatever_a_driver_says_nothing_is_shown_that_cannot_be_true(report: Sequence[object]) -> None:
+    try:
+        units = read_units(report)
+    except ValueError:
+        return
+    for unit in units:
+        total = unit.memory_total_bytes or MEMORY_MAX
+        sizes = [unit.memory_used_bytes, *(each.memory_bytes for each in unit.processes or ())]
+        assert all(size is None or 0 <= size <= total for size in sizes)
+        rates = (unit.utilization_percent, unit.memory_rate_percent)
+        assert all(rate is None or 0 <= rate <= 100 for rate in rates)
+        assert all(0 < each.pid <= PID_MAX for each in unit.processes or ())
