@@ -88,6 +88,22 @@ async def test_only_root_gives_commands(folder: Path) -> None:
     assert given == ["GPU-1"]
 
 
+async def test_an_answer_that_takes_a_moment_holds_up_nobody(tmp_path: Path) -> None:
+    path, come = tmp_path / "control.sock", asyncio.Event()
+
+    async def usage() -> dict[str, int]:
+        await come.wait()
+        return {"n": 3}
+
+    service = control_service(path, {"status": lambda: {"n": 1}}, later={"usage": usage})
+    async with served(listen(path), service):
+        waiting = asyncio.create_task(said(path, b"usage\n"))
+        assert await said(path, b"status\n") == {"n": 1}
+        assert not waiting.done()
+        come.set()
+        assert await waiting == {"n": 3}
+
+
 def test_permissions_are_the_guard(tmp_path: Path) -> None:
     """Root alone, or a group as well; it can be let in and out again."""
     path, us = tmp_path / "control.sock", os.geteuid()

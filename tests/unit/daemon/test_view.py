@@ -13,9 +13,12 @@ from nri_gpu.domain.allocation import AllocatedDevice, ResourceStatus
 from nri_gpu.domain.gpu_request import Mode
 from nri_gpu.domain.health import Health, HealthState, History, Transition, TransitionKind
 from nri_gpu.domain.node import GpuFault, Node
+from nri_gpu.domain.sample import UnitSample
 from nri_gpu.ledger.holders import Releasing
 from nri_gpu.ledger.ledger import GrantPhase, Ledger
 from nri_gpu.ledger.reservations import reservation_of
+from nri_gpu.usage.idle import HolderLook, HolderUse, IdleSince
+from nri_gpu.usage.usage_controller import SampledUnit, Usages
 from tests.support import builders as make
 from tests.support.ledgers import prepared
 from tests.support.views import CLOCK, NOW, OTHER, TRAIN, status_json, view
@@ -247,3 +250,42 @@ def test_a_gpu_that_an_earlier_device_plugin_gave_has_one_holder() -> None:
     assert found.unavailable == "held exclusively by ml/plugin"
     found, *_ = status_of(view(replace(ledger, external={}))).gpus
     assert [each.reserved for each in found.holders] == [True]
+
+
+# --- what GPUs and holders do -----------------------------------------------------------------------------------------
+
+USED = UnitSample(uuid=make.uuid(0), memory_used_bytes=5, memory_total_bytes=9, power_mw=71_200)
+LOOK = HolderLook(at=CLOCK, processes=frozenset({(7, 1)}), memory_bytes=4, utilization_percent=3)
+
+
+def used(use: HolderUse) -> dict[str, Any]:
+    """What is said of GPU 0, whose holder does so."""
+    usages = Usages(units={make.uuid(0): SampledUnit(CLOCK - 3, USED)}, holders={(TRAIN.id, make.uuid(0)): use})
+    found: dict[str, Any] = status_json(view(make.ledger(make.entry(0, 1, to=TRAIN)), usages=usages))
+    return found
+
+
+def test_the_last_sample_of_a_gpu() -> None:
+    usage = used(HolderUse(LOOK))["gpus"][0]["usage"]
+    assert usage.pop("sampled_s") == NOW - 3
+    assert {name: value for name, value in usage.items() if value is not None} == {
+        "memory_used_bytes": 5,
+        "memory_total_bytes": 9,
+        "power_w": 71.2,
+    }
+
+
+def test_a_holder_on_each_of_its_gpus() -> None:
+    said = used(HolderUse(LOOK, IdleSince(since=CLOCK - 60, samples=2, no_process=False)))
+    first, second = (gpu["holders"][0]["usage"] for gpu in said["gpus"][:2])
+    idle = {"no_process": False, "since_s": NOW - 60, "samples": 2}
+    assert first == {"memory_bytes": 4, "utilization_percent": 3, "processes": 1, "idle": idle}
+    assert second is None, "of the other nothing is known"
+
+
+def test_a_holder_whose_processes_are_hidden() -> None:
+    """All that is on the GPU tells that it is idle, and is not shown as the holder's."""
+    look = HolderLook(at=CLOCK, own=False, processes=LOOK.processes, memory_bytes=9, used=False)
+    usage = used(HolderUse(look, IdleSince(since=CLOCK, samples=1, no_process=False)))["gpus"][0]["holders"][0]["usage"]
+    assert (usage["memory_bytes"], usage["processes"], usage["utilization_percent"]) == (None, None, None)
+    assert usage["idle"]

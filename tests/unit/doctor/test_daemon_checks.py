@@ -13,11 +13,12 @@ from nri_gpu.daemon.answers import PolicyStatus, SynchronizeStatus
 from nri_gpu.doctor.daemon_checks import JOIN
 from nri_gpu.domain.container import ContainerId, FirstProcess
 from nri_gpu.domain.errors import Fault, PolicyError
-from nri_gpu.domain.finding import Level
+from nri_gpu.domain.finding import Finding, Level
 from nri_gpu.plugin.process_looks import Lost
 from nri_gpu.policy.model import BUILT_IN, Policy
 from nri_gpu.policy.mps_settings import MpsSettings
 from nri_gpu.system.child import Unkilled
+from nri_gpu.usage.usage_controller import Usages
 from tests.support import builders as make
 from tests.unit.doctor.node import HEALTHY_GUARD, HEALTHY_POLICY, DoctorNode, away
 
@@ -110,6 +111,17 @@ def test_a_process_that_cannot_be_killed(node: DoctorNode) -> None:
         f"nvidia-smi of {make.uuid(1)} (pid 4711) hangs in the kernel, and cannot be killed (for 90 s)" in found.meaning
     )
     assert "dmesg | grep NVRM" in found.fix[0]
+
+
+def test_what_holds_nvml_open(node: DoctorNode) -> None:
+    def of(usages: Usages) -> list[Finding]:
+        found = node.examine(status=node.status(usages=usages)).findings
+        return [each for each in found if each.subject == "samples"]
+
+    (found,) = of(Usages(enabled=True, each_second=True))
+    assert found.level is Level.OK
+    assert "holds NVML open" in found.meaning
+    assert not of(Usages(enabled=True))
 
 
 def test_a_list_that_comes_through(node: DoctorNode) -> None:
