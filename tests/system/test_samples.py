@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import time
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
@@ -12,7 +13,9 @@ import pytest
 
 from nri_gpu.domain.sample import MigTarget, SampleTarget, UnitSample
 from nri_gpu.inventory.nvml_child import Deadlines, NvmlChild, SampleSink
+from nri_gpu.system.child import unkilled
 from nri_gpu.usage.sample_child import SampleChild
+from tests.support.cgroup import Freezer
 from tests.support.nvml import Act, FakeGpu, FakeMig, FakeProcess, FakeUse, build_fake_nvml, configure, evidence, use
 from tests.support.running import running
 from tests.support.scripted_runtime import until
@@ -255,3 +258,29 @@ async def test_a_refresh_waits_for_the_sample_before_it(tmp_path: Path) -> None:
         await child.close()
         assert len((await child.refresh()).gpus) == 2
     assert not taken.faults
+
+
+# --- a process that cannot be killed ----------------------------------------------------------------------------------
+
+
+async def test_no_second_process_samples_while_the_first_cannot_be_killed(tmp_path: Path, freezer: Freezer) -> None:
+    """And the refresh, whose process is another, goes on."""
+    root, taken, other = build_fake_nvml(tmp_path, GPUS), Taken(), Taken()
+    async with each_second(root, taken) as child, refreshed(root, other) as refreshing:
+        await taken.next()
+        [pid] = sampling()
+        freezer.hold(pid)
+        assert (await taken.fault()).endswith("the NVML sampling process cannot be killed")
+        await until("a second try", lambda: len(taken.faults) > 1, PATIENCE_S)
+        assert f"nri_gpu.usage.nvml_samples {pid} still hangs in the kernel" in taken.faults[-1]
+        assert [each.pid for each in unkilled()] == [pid]
+        assert child.starts == 1
+        assert len((await refreshing.refresh()).gpus) == 2
+        freezer.thaw()
+        await taken.next()
+
+
+def sampling() -> list[int]:
+    """The processes of ours that sample."""
+    found = Path(f"/proc/self/task/{os.getpid()}/children").read_text().split()
+    return [int(pid) for pid in found if b"nri_gpu.usage.nvml_samples" in Path(f"/proc/{pid}/cmdline").read_bytes()]
