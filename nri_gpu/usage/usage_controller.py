@@ -30,6 +30,7 @@ ASKED_S: Final = 5.0  # after a question, until the process that samples each se
 FRESH_WAIT_S: Final = 0.3  # for an answer to wait for a sample
 FRESH_S: Final = 1.5 * EACH_S  # as old as a sample may be that nobody waits for
 
+REFRESHES_MISSED: Final = 3  # by a holder's last sample, until nothing is known of the holder any more
 LOOKED_AT_ONCE: Final = 32  # processes; each takes 20 microseconds
 
 HolderKey = tuple[ContainerId, GpuUuid]
@@ -137,14 +138,17 @@ class UsageController:
         self._came.set()
 
     def report(self) -> Usages:
-        """Return what is known now, of GPUs and holders that are there now."""
+        """Return what is known now, of GPUs and holders that are there now. Nobody is idle by samples of long ago."""
         if not self._enabled:
             return NO_USAGES
         node, ledger = self._node_state.node, self._node_state.ledger
         shown = {unit.uuid for unit in node.inventory.units}
+        recent = self._clock() - REFRESHES_MISSED * self._node_state.settings.inventory.refresh_s
         return Usages(
             units={uuid: each for uuid, each in self._units.items() if uuid in shown},
-            holders={key: each for key, each in self._holders.items() if key[0] in ledger.entries},
+            holders={
+                key: each for key, each in self._holders.items() if key[0] in ledger.entries and each.look.at >= recent
+            },
             enabled=True,
             each_second=self._child.runs,
             fault="; ".join(filter(None, (self._fault, self._untold))),

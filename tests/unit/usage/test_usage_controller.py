@@ -179,6 +179,16 @@ async def test_a_refresh_replaces_all_and_holders_that_are_gone_go() -> None:
     assert sampled.controller.report().holders.keys() == {(OTHER_ID, make.uuid(1))}
 
 
+async def test_nobody_is_idle_by_a_sample_of_long_ago() -> None:
+    sampled = Sampled()
+    await sampled.sees(unit(0))
+    assert sampled.holder(ID, 0).idle
+    sampled.now += 3 * sampled.state.settings.inventory.refresh_s + 1
+    report = sampled.controller.report()
+    assert not report.holders
+    assert report.units[make.uuid(0)].at == sampled.now - 181, "which is shown with its age"
+
+
 async def test_a_fault_is_told_until_the_next_sample(log: Log) -> None:
     sampled = Sampled()
     for _ in range(2):
