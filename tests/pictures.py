@@ -21,7 +21,8 @@ from rich.console import Console
 
 from nri_gpu.cli import terminal
 from nri_gpu.cli.doctor_command import TONES
-from nri_gpu.cli.page import Line, Page
+from nri_gpu.cli.live_screen import KEYS_LINE
+from nri_gpu.cli.page import Line, Page, Tone
 from nri_gpu.cli.watch import Asked, live_page, moments
 from nri_gpu.daemon.answers import DaemonStatus
 from nri_gpu.daemon.view import status_of
@@ -67,7 +68,7 @@ def status_watch() -> Page:
 
     seen = moments(ask, clock=lambda: next(times), sleep=lambda _: None)
     next(seen)
-    return live_page(next(seen))
+    return [*live_page(next(seen)), Line(""), Line(KEYS_LINE, Tone.FAINT)]
 
 
 def _shared(index: int, name: str, age_s: float) -> Entry:

@@ -183,12 +183,21 @@ VERBS: Final = (
         "when the daemon cannot grant GPUs at the moment, 69 when none runs.",
         (
             STATE_DIR,
+            _option("-n", "--namespace", help="show only what concerns pods of this namespace", metavar="NAMESPACE"),
             _switch("--watch", "keep running: a live page on a terminal, a line for each change in a pipe"),
             _switch("--processes", "also list the processes on GPUs, which only root may; with -o json, these alone"),
+            _switch("--refusals", "print all refusals that the daemon keeps, instead of the table"),
+            _switch("--no-headers", "print only the rows, each with its GPU; faults go to standard error"),
             _switch("--alive", "print nothing; exit 0 if the daemon answers at all"),
             _switch("--probe", "exit 0 also while a successor stands by"),
             _value("--guard", "DIR", "report the guard with this --run-dir instead"),
-            OUTPUT,
+            _option(
+                "-o",
+                "--output",
+                help="wide: whole names, absolute times, and all that is known of each GPU; name: UUIDs; json: for "
+                "programs; fields are added, never changed",
+                choices=("text", "wide", "name", "json"),
+            ),
         ),
     ),
     Verb(

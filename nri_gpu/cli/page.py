@@ -32,23 +32,60 @@ class Line(Struct, frozen=True):
 
 
 class Column(Struct, frozen=True):
-    """A column. prose: sentences, which a narrow terminal may wrap."""
+    """A column. prose: sentences, which a narrow terminal may wrap.
+
+    name: names, of which a narrow terminal shows beginning and end. repeated: in each part of a table that has parts.
+    """
 
     head: str
     prose: bool = False
+    name: bool = False
+    repeated: bool = False
 
 
-Row = tuple[str | Line, ...]
+Cell = str | Line
+Row = tuple[Cell, ...]
 
 
 class Grid(Struct, frozen=True):
-    """A table. Its first column names the rows; a row in which it is empty goes on with the row above."""
+    """A table. Its first column names the rows; a row in which it is empty goes on with the row above.
+
+    whole: names are never elided, but where a part below the first repeats them.
+    """
 
     columns: tuple[Column, ...]
     rows: tuple[Row, ...]
+    whole: bool = False
+
+    @property
+    def filled(self) -> tuple[Row, ...]:
+        """Return the rows, with the empty cells of each that goes on as they are in the row above."""
+        rows: list[Row] = []
+        for row in self.rows:
+            above = rows[-1] if rows and not str(row[0]) else row
+            rows.append(tuple(cell if str(cell) else over for cell, over in zip(row, above, strict=True)))
+        return tuple(rows)
 
 
 Page = Sequence[Line | Grid]
+
+
+def filtered(page: Page, words: str) -> list[Line | Grid]:
+    """Return the page with those rows of its tables, and those lines below them, that have these words in any case."""
+    found: list[Line | Grid] = []
+    below = False
+    for part in page:
+        if isinstance(part, Grid):
+            below = True
+            rows = tuple(row for row in part.filled if _have(words, *map(str, row)))
+            found.append(Grid(part.columns, rows) if rows else Line("no row has it"))
+        elif not below or _have(words, part.text):
+            found.append(part)
+    return found
+
+
+def _have(words: str, *texts: str) -> bool:
+    return any(words.lower() in text.lower() for text in texts)
 
 
 def plain(page: Page) -> str:
@@ -64,8 +101,13 @@ def plain(page: Page) -> str:
 
 def table(heads: Sequence[str], rows: Iterable[Row]) -> list[str]:
     """Return the lines of a table. Columns are as wide as their widest cell."""
-    lines = [tuple(heads), *(tuple(printable(str(cell)) for cell in row) for row in rows)]
-    widths = [max(len(line[column]) for line in lines) for column in range(len(heads))]
+    return rows_of([tuple(heads), *rows])
+
+
+def rows_of(rows: Iterable[Row]) -> list[str]:
+    """Return the lines of a table without heads."""
+    lines = [tuple(printable(str(cell)) for cell in row) for row in rows]
+    widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
     padded = ((cell.ljust(width) for cell, width in zip(line, widths, strict=True)) for line in lines)
     return ["  ".join(line).rstrip() for line in padded]
 

@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import argparse
+import calendar
+import re
 import sys
 import time
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Final
+
+from msgspec import Struct, UnsetType
 
 from nri_gpu.cli.page import Column, Grid, Line, Page, Row, Tone, json_text, plain
 from nri_gpu.daemon.answers import DaemonStatus, HealthStatus, NodeStatus
@@ -174,4 +178,57 @@ def transition_lines(history: History | None) -> Iterator[str]:
 
 def at(seconds: float) -> str:
     """Return a time in UTC. seconds: since the epoch."""
-    return time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime(seconds))
+    return time.strftime(UTC, time.gmtime(seconds))
+
+
+def duration(seconds: float) -> str:
+    """Return a duration as kubectl writes ages: `3d4h`, `12m`, `7s`; two units at most."""
+    left = max(0, int(seconds))
+    words: list[str] = []
+    for unit, size in UNITS_S:
+        if left >= size and len(words) < 2:
+            words.append(f"{left // size}{unit}")
+            left %= size
+        elif words:
+            break
+    return "".join(words) or "0s"
+
+
+class Times(Struct, frozen=True):
+    """The times of a page: as ages, or absolute. now_s: seconds since the epoch, as are all times here."""
+
+    now_s: float
+    absolute: bool = False
+
+    def since(self, at_s: float) -> str:
+        """Return `3h`, or the time."""
+        return at(at_s) if self.absolute else duration(self.now_s - at_s)
+
+    def ago(self, at_s: float) -> str:
+        """Return `3h ago`, or the time."""
+        return self.since(at_s) + " ago" * (not self.absolute)
+
+    def lasting(self, at_s: float | UnsetType | None) -> str:
+        """Return ` for 3h`, or ` since` and the time; empty where that is not known. It stands before what to do."""
+        return f" {'since' if self.absolute else 'for'} {self.since(at_s)}" if isinstance(at_s, float) else ""
+
+    def aged(self, sentence: str) -> str:
+        """Return a sentence of the daemon's with its times as this page has them."""
+        return (
+            sentence
+            if self.absolute
+            else SINCE.sub(lambda found: self.lasting(_parsed(found[1])) or found[0], sentence)
+        )
+
+
+UTC: Final = "%Y-%m-%d %H:%M:%S UTC"
+SINCE: Final = re.compile(r" since (\d{4}-\d\d-\d\d \d\d:\d\d:\d\d UTC)")
+UNITS_S: Final = (("d", 86400), ("h", 3600), ("m", 60), ("s", 1))
+
+
+def _parsed(text: str) -> float | None:
+    """Return the time that `at` wrote."""
+    try:
+        return float(calendar.timegm(time.strptime(text, UTC)))
+    except ValueError:
+        return None

@@ -14,9 +14,11 @@ from typing import Final
 from msgspec import convert, to_builtins
 
 from nri_gpu.cli.ask_daemon import answer_of, ask
+from nri_gpu.cli.page import Line, printable, rows_of
 from nri_gpu.cli.processes_page import ask_for_processes, processes_lines
-from nri_gpu.cli.render import answer
-from nri_gpu.cli.status_page import faults, status_page, to_mend
+from nri_gpu.cli.render import Times, answer
+from nri_gpu.cli.status_page import faults, refusals_page, status_page, to_mend
+from nri_gpu.cli.status_table import of_namespace, status_table
 from nri_gpu.cli.watch import watch
 from nri_gpu.daemon.answers import DaemonStatus, SamplingStatus
 from nri_gpu.domain.errors import CommandError, Exit
@@ -36,39 +38,70 @@ def run(args: argparse.Namespace) -> int:
     """
     if args.watch and (args.alive or args.probe or args.guard):
         raise CommandError(Exit.USAGE, "--watch follows the daemon: leave out --alive, --probe and --guard")
-    if args.processes and (args.watch or args.alive or args.probe or args.guard):
+    if args.processes and (args.watch or args.alive or args.probe or args.guard or args.no_headers or args.refusals):
         raise CommandError(
-            Exit.USAGE, "--processes is a table of its own: leave out --watch, --alive, --probe, --guard"
+            Exit.USAGE,
+            "--processes is a table of its own: leave out --watch, --alive, --probe, --guard, --no-headers and "
+            "--refusals",
         )
+    if args.watch and (args.no_headers or args.refusals or args.output == "name"):
+        raise CommandError(Exit.USAGE, "--watch prints whole pages: leave out --no-headers, --refusals and -o name")
     if args.guard:
         return guard_exit(Path(args.guard), alive=args.alive)
     state_dir = Path(args.state_dir or DEFAULT_STATE)
     if args.probe and Succession(state_dir).awaited():
         return Exit.OK  # the next pod has to be ready before this one is told to stop
     if args.watch:
-        return watch(partial(_asked, state_dir), as_json=args.output == "json")
+        ask = partial(_asked, state_dir, args.namespace)
+        return watch(ask, as_json=args.output == "json", wide=args.output == "wide")
     if args.alive:
         answer_of(state_dir, "status", dict, RIGHT)
         return Exit.OK
-    found, status = _asked(state_dir, sampled=not args.probe)
-    page = [*status_page(status, time.time(), glance=sys.stdout.isatty())]
-    if args.processes:
-        found = to_builtins(processes := ask_for_processes(state_dir))
-        page += processes_lines(processes, status)
-    answer(args, found, page)
+    found, status = _asked(state_dir, args.namespace, sampled=not args.probe)
+    times = Times(time.time(), absolute=args.output == "wide")
+    wrong = faults(status, times)
+    to_do = to_mend(status)
+    if args.output != "json" and (args.no_headers or args.output == "name"):  # a line for each row, and nothing else
+        print("".join(f"{line}\n" for line in _bare(status, times, args)), end="")
+        print("".join(f"{each}\n" for each in map(printable, (*wrong, *to_do))), end="", file=sys.stderr)
+    elif args.refusals:
+        answer(args, found, refusals_page(status, times))
+    else:
+        nothing = "no GPUs" if args.namespace is None else f"no pod of namespace {args.namespace} holds a GPU"
+        page = status_page(status, times, glance=sys.stdout.isatty(), wide=times.absolute, nothing=nothing)
+        if args.processes:
+            found = to_builtins(processes := ask_for_processes(state_dir))
+            page += processes_lines(processes, status)
+        answer(args, found, page)
     # A pod of a daemon that grants is ready, whatever file it rejected.
-    return Exit.FINDING if faults(status) or (to_mend(status) and not args.probe) else Exit.OK
+    return Exit.FINDING if wrong or (to_do and not args.probe) else Exit.OK
 
 
-def _asked(state_dir: Path, *, sampled: bool = True) -> tuple[Mapping[str, object], DaemonStatus]:
-    """Return the daemon's answer, as it is and as what it shall be. Raises: CommandError.
+def _bare(status: DaemonStatus, times: Times, args: argparse.Namespace) -> list[str]:
+    """Return the UUIDs of the GPUs for `-o name`, else the rows of the table, or the refusals, for --no-headers."""
+    if args.refusals:
+        return [printable(line.text.strip()) for line in refusals_page(status, times)[2:] if isinstance(line, Line)]
+    if args.output == "name":
+        return [printable(gpu.uuid) for gpu in status.gpus]
+    return rows_of(status_table(status, times, wide=times.absolute).filled)
+
+
+def _asked(
+    state_dir: Path, namespace: str | None, *, sampled: bool = True
+) -> tuple[Mapping[str, object], DaemonStatus]:
+    """Return the daemon's answer, as it is and as what it shall be; both of one namespace if that is given.
 
     sampled: have the daemon sample what GPUs do, too; a probe has no use for that, and comes every few seconds.
+    Raises: CommandError.
     """
     if sampled:
         with suppress(OSError, ValueError):  # the next question tells; an older daemon does not know this one
             ask(state_dir / CONTROL_SOCKET, "usage", SamplingStatus)
-    return answer_of(state_dir, "status", lambda found: (found, convert(found, DaemonStatus)), RIGHT)
+    found, status = answer_of(state_dir, "status", lambda found: (found, convert(found, DaemonStatus)), RIGHT)
+    if namespace is None:
+        return found, status
+    status = of_namespace(status, namespace)
+    return to_builtins(status), status
 
 
 def guard_exit(run_dir: Path, *, alive: bool) -> Exit:

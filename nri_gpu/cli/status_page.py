@@ -5,40 +5,34 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Final
 
-from msgspec import UnsetType
-
-from nri_gpu.cli.page import Column, Grid, Line, Row, Tone
-from nri_gpu.cli.render import at, health_lines, lines, of_trouble, transition_lines, unlisted_lines
-from nri_gpu.daemon.answers import (
-    DaemonStatus,
-    ExternalStatus,
-    HolderStatus,
-    LostStatus,
-    NodeStatus,
-    StrayStatus,
-    UnitStatus,
-)
+from nri_gpu.cli.gpu_troubles import name_of, trouble_lines
+from nri_gpu.cli.page import Grid, Line, Tone
+from nri_gpu.cli.render import SHOWN, Times, lines, unlisted_lines
+from nri_gpu.cli.status_table import pod_of, status_table
+from nri_gpu.daemon.answers import DaemonStatus, HolderStatus, LostStatus, NodeStatus
 from nri_gpu.decision.overlaps import SEPARATE, conflict_sentence
-from nri_gpu.decision.refusals import number_of
 from nri_gpu.domain.decision import Refused
+from nri_gpu.domain.health import Happened, TransitionKind
+from nri_gpu.domain.names import INSTALL, NOT_FOUND, SOUGHT
 from nri_gpu.dra.dra_findings import files_advice, gate_advice, silence
-from nri_gpu.health.health_notes import sentences
 from nri_gpu.system.runtime_cri import WITHOUT
 
-SHOWN: Final = 5  # refusals; `-o json` has more
-UNITS_S: Final = (("d", 86400), ("h", 3600), ("m", 60), ("s", 1))
-MODES: Final = {"exclusive": Tone.HEAD, "": Tone.FAINT}  # others share it
-COLUMNS: Final = (
-    *map(Column, ("GPU", "MODEL", "MODE", "HELD BY", "CONTAINER", "FOR")),
-    Column("UNAVAILABLE", prose=True),
+HOUR_S: Final = 3600.0
+REFRESH_S: Final = 60  # between two samples, of a daemon that does not say
+LATE_S: Final = 5.0  # a sample may come so much later
+SAMPLING: Final = (
+    "a process samples held GPUs each second and holds NVML open: no GPU can be reset, and no driver unloaded, until "
+    "nobody watches"
 )
 
 
-def faults(status: DaemonStatus) -> list[str]:
+def faults(status: DaemonStatus, times: Times) -> list[str]:
     """Return what keeps the daemon from granting, each as a sentence."""
-    runtime, fault = status.runtime, status.policy.fault
+    runtime, node, fault = status.runtime, status.node, status.policy.fault
     found = [] if runtime.ready else [f"not connected to the runtime: {runtime.fault or 'connecting'}"]
-    found += filter(None, (runtime.list_fault, _inventory_fault(status.node), status.node.driver_fault))
+    found += filter(None, (runtime.list_fault, _inventory_fault(node, times)))
+    if node.driver_fault and not node.inventory_fault.startswith(NOT_FOUND):  # there is none, which is said
+        found.append(node.driver_fault)
     return found + ([f"policy not usable: {fault}"] if fault else [])
 
 
@@ -60,40 +54,64 @@ def to_mend(status: DaemonStatus) -> list[str]:
     ]
 
 
-def _inventory_fault(node: NodeStatus) -> str:
+def _inventory_fault(node: NodeStatus, times: Times) -> str:
     """Return the inventory's fault, with its age."""
     if not node.inventory_fault:
         return ""
-    sentence = node.inventory_fault + _since_when(node.inventory_fault_since_s)
-    if node.inventory_age_s is None or not node.inventory_confirmed:
-        return sentence
-    return f"{sentence} (its GPUs were last confirmed {ago(node.inventory_age_s)} ago)"
+    said = f"inventory not refreshed{times.lasting(node.inventory_fault_since_s)}"
+    if node.inventory_age_s is not None and node.inventory_confirmed:
+        said += f", last confirmed {times.ago(times.now_s - node.inventory_age_s)}"
+    return f"{said}: {without_folders(node.inventory_fault)}"
 
 
-def status_page(status: DaemonStatus, now: float, *, glance: bool = False) -> list[Line | Grid]:
+def without_folders(sentence: str) -> str:
+    """Return a sentence about a missing driver without the folders where it was searched for."""
+    told, sought, rest = sentence.partition(f": {SOUGHT}")
+    _, fix, how = rest.partition(INSTALL)
+    return f"{told}{fix}{how} (`nri-gpu driver` says where it was searched for)" if sought and fix else sentence
+
+
+def status_page(
+    status: DaemonStatus, times: Times, *, glance: bool = False, wide: bool = False, nothing: str = "no GPUs"
+) -> list[Line | Grid]:
     """Return a headline, a table with a line for each GPU and holder, and faults below it.
 
-    glance: for a terminal, where a count of the GPUs and the faults come first.
+    glance: for a terminal, where a count of the GPUs and the faults come first. wide: with all that is known of GPUs.
+    nothing: what stands for an empty table.
     """
+    wrong = [*lines(faults(status, times) + to_mend(status), Tone.BAD)]
+    return [
+        Line(headline(status), Tone.HEAD),
+        *([Line(counted(status)), *wrong] if glance else []),
+        status_table(status, times, wide=wide) if status.gpus else Line(nothing),
+        *_troubles(status, times),
+        *lines(_of_samples(status, times), Tone.WARN),
+        *lines(_notes(status, times), Tone.WARN),
+        *lines(_stray_lines(status, times), Tone.BAD),
+        *lines(_of_kubelet(status, times), Tone.PLAIN),
+        *lines(_of_dra(status), Tone.PLAIN),
+        *([] if glance else wrong),
+        *lines(_refusal_lines(status, times), Tone.WARN),
+        *lines(_changes(status, times), Tone.FAINT),
+    ]
+
+
+def headline(status: DaemonStatus) -> str:
+    """Return `node-7: containerd 2.1.9, driver 580.95.05, policy: /etc/nri-gpu/policy.toml`."""
     runtime, node = status.runtime, status.node
     name = f"{runtime.name or 'runtime'} {runtime.version}".strip() if runtime.joined else "no runtime"
-    at_node = f"{node.name}: " if node.name else ""  # an older daemon does not say
-    headline = f"{at_node}{name}, driver {node.driver_version or '?'}, policy: {status.policy.source}"
-    wrong = [*lines(faults(status) + to_mend(status), Tone.BAD)]
-    rows = tuple(row for gpu in status.gpus for row in _rows(gpu, status, now))
+    simulated = "SIMULATED node, " if node.simulated else ""
+    said = f"{simulated}{name}, driver {node.driver_version or '?'}, policy: {status.policy.source}"
+    return f"{node.name}: {said}" if node.name else said  # an older daemon does not say
+
+
+def refusals_page(status: DaemonStatus, times: Times) -> list[Line | Grid]:
+    """Return the refusals that the daemon keeps, the oldest first."""
+    told = status.refusals
     return [
-        Line(headline, Tone.HEAD),
-        *([Line(counted(status)), *wrong] if glance else []),
-        Grid(COLUMNS, rows) if rows else Line("no GPUs"),
-        *lines(_notes(status), Tone.WARN),
-        *lines(_stray_lines(status.stray, now), Tone.BAD),
-        *lines(_of_kubelet(status, now), Tone.PLAIN),
-        *lines(_of_dra(status), Tone.PLAIN),
-        *lines(health_lines({gpu.place: gpu.health for gpu in status.gpus}), Tone.WARN),
-        *lines(_health_notes(status), Tone.WARN),
-        *([] if glance else wrong),
-        *lines(_refusal_lines(status), Tone.WARN),
-        *lines(transition_lines(status.transitions), Tone.FAINT),
+        Line(headline(status), Tone.HEAD),
+        Line(f"the last refusals, {len(told)}:" if told else "nothing refused since the daemon started"),
+        *(Line(f"  {times.ago(each.at_s)}  {refusal_words(each, times)}", Tone.WARN) for each in told),
     ]
 
 
@@ -103,108 +121,122 @@ def counted(status: DaemonStatus) -> str:
     units = [gpu for gpu in status.gpus if gpu.place not in with_parts]
     held = sum(bool(gpu.mode or gpu.foreign or gpu.opened_by) for gpu in units)
     free = sum(not gpu.unavailable and not (gpu.mode or gpu.foreign or gpu.opened_by) for gpu in units)
-    kind = "GPUs and MIG devices" if with_parts else "GPUs"
+    kind = "GPUs and MIG devices" if with_parts else f"GPU{'s' * (len(units) != 1)}"
     return f"{len(units)} {kind}: {held} held, {free} free, {len(units) - held - free} unavailable"
 
 
-def _notes(status: DaemonStatus) -> Iterator[str]:
+def _notes(status: DaemonStatus, times: Times) -> Iterator[str]:
     """Yield a sentence for each oddity of the node's GPUs and of their holders."""
     node = status.node
     yield from unlisted_lines(status.unlisted, node.inventory_fault)
     if status.runtime.cri_fault:
         yield f"CRI cannot be asked ({status.runtime.cri_fault}): {WITHOUT}"
-    if not node.inventory_confirmed:
-        yield f"from the last snapshot, {ago(node.inventory_age_s or 0)} old: the driver has not answered yet"
+    if not node.inventory_confirmed and (status.gpus or not node.inventory_fault):
+        when = times.ago(times.now_s - (node.inventory_age_s or 0))
+        yield f"from the last snapshot, of {when}: the driver has not answered yet"
     yield from (f"{pod_of(holder)} holds a GPU that is gone: {', '.join(holder.gpu_uuids)}" for holder in status.gone)
     for gpu in status.gpus:
         yield from (
             f"{pod_of(each)}, container {each.container}: {each.restart}" for each in gpu.holders if each.restart
         )
-    yield from map(_lost_line, status.lost)
-    yield from (f"{each.clause}{_since_when(each.since_s)}: no second one is started" for each in status.unkilled)
+        if gpu.unavailable and not (gpu.withheld or gpu.mode or gpu.foreign or gpu.opened_by):  # no row shows why
+            yield f"{name_of(gpu)}: {gpu.unavailable}"
+    yield from (_lost_line(each, times) for each in status.lost)
+    yield from (f"{each.clause}{times.lasting(each.since_s)}: no second one is started" for each in status.unkilled)
     if unseen := [each for gpu in status.gpus for each in gpu.holders if each.unseen]:
         names = ", ".join(dict.fromkeys(map(pod_of, unseen)))
         yield f"the cgroups of {names} are not seen: their GPUs are free once the runtime reports that they ended"
-    for fault in status.faults:
-        yield f"GPU {fault.index} cannot be described{_since_when(fault.since_s)}: {fault.reason}"
 
 
-def _health_notes(status: DaemonStatus) -> Iterator[str]:
-    """Yield what is known of whole GPUs beside their state."""
+def _troubles(status: DaemonStatus, times: Times) -> Iterator[Line]:
+    """Yield a block for each GPU in trouble."""
+    gpus = {gpu.place: gpu for gpu in status.gpus if gpu.kind != "mig"}
     for gpu in status.gpus:
-        yield from sentences(gpu.place, gpu.uuid, gpu.notes, at(gpu.notes.xid_at_s or 0))
+        whole = gpus.get(gpu.place.partition(":")[0]) if gpu.kind == "mig" else None
+        yield from trouble_lines(gpu, whole, times)
+    for fault in status.faults:
+        lasting, why = times.lasting(fault.since_s), times.aged(fault.reason)
+        yield Line(f"GPU {fault.index} cannot be described{lasting}: {why}", Tone.BAD)
 
 
-def _lost_line(lost: LostStatus) -> str:
+def _of_samples(status: DaemonStatus, times: Times) -> Iterator[str]:
+    """Yield what is to be known of the samples: who makes them, and that they are old."""
+    if status.sampling.each_second:
+        yield SAMPLING
+    if status.sampling.fault:
+        yield f"no newer sample of the GPUs: {status.sampling.fault}"
+    late_s = (status.node.refresh_s or REFRESH_S) + LATE_S
+    sampled = {gpu.place: gpu.usage.sampled_s for gpu in status.gpus if gpu.usage}
+    if old := {place: at_s for place, at_s in sampled.items() if times.now_s - at_s > late_s}:
+        which = "" if len(old) == len(sampled) else f" of GPU {', '.join(old)}"
+        yield f"the last sample{which} is of {times.ago(min(old.values()))}"
+
+
+def _lost_line(lost: LostStatus, times: Times) -> str:
     """Return what an operator can do about a container that is over for the runtime and holds its GPUs."""
     place = f" in cgroup {lost.cgroup}" if lost.cgroup else ""
     if lost.sought:
         return (
-            f"{lost.pod}, container {lost.container}: not listed by the runtime{_since_when(lost.since_s)}; it holds "
+            f"{lost.pod}, container {lost.container}: not listed by the runtime{times.lasting(lost.since_s)}; it holds "
             "its GPUs while its cgroup is being looked for (see the log if this lasts)"
         )
+    when = f" {times.ago(lost.since_s)}" if lost.since_s is not None else ""
     return (
-        f"{lost.pod}, container {lost.container}: ended for the runtime{_since_when(lost.since_s)}, but holds its GPUs "
-        f"until its processes{place} are gone ({lost.shown_pids}): end them, or thaw a paused container; a process "
-        "that hangs in the driver ends with a reboot"
+        f"{lost.pod}, container {lost.container}: ended for the runtime{when}, but holds its "
+        f"GPUs until its processes{place} are gone ({lost.shown_pids}): end them, or thaw a paused container; a "
+        "process that hangs in the driver ends with a reboot"
     )
 
 
-def _refusal_lines(status: DaemonStatus) -> Iterator[str]:
-    if status.refusals:
-        yield f"{status.refusals[-1].number} refused since the daemon started, the last:"
-        yield from (f"  {at(each.at_s)}  {refusal_words(each)}" for each in status.refusals[-SHOWN:])
+def _refusal_lines(status: DaemonStatus, times: Times) -> Iterator[str]:
+    """Yield how many were refused within an hour, and the last of them."""
+    late = [each for each in status.refusals if times.now_s - each.at_s < HOUR_S]
+    if late:
+        more = "at least " if late[0].number > 1 and late[0] is status.refusals[0] else ""
+        rest = "the last " * (len(late) > 1)
+        yield f"{more}{len(late)} refused in the last hour, {rest}{times.ago(late[-1].at_s)} (all: --refusals):"
+        yield f"  {refusal_words(late[-1], times)}"
 
 
-def refusal_words(refused: Refused) -> str:
+def refusal_words(refused: Refused, times: Times) -> str:
     container = f", container {refused.container}" if refused.container else ""
-    return f"{refused.namespace}/{refused.pod}{container}: {refused.what} [{refused.code}]: {refused.reason}"
+    why = times.aged(refused.reason)
+    return f"{refused.namespace}/{refused.pod}{container}: {refused.what} [{refused.code}]: {why}"
 
 
-def _stray_lines(stray: StrayStatus, now: float) -> Iterator[str]:
-    for each in stray.findings:
-        age = f" for {ago(now - each.since_s)}" if each.since_s is not None else ""
-        yield f"stray use{age}: {each.message}"
-    if stray.fault:
-        yield f"stray use may be missing here: {stray.fault}"
+def _changes(status: DaemonStatus, times: Times) -> Iterator[str]:
+    """Yield how often the node changed since the daemon started, and the last changes that nothing above tells."""
+    history = status.transitions
+    if history is None or not history.total:
+        return
+    told = {gpu.uuid for gpu in status.gpus if gpu.health.changes or gpu.health.signs or gpu.withheld}
+    last = [each for each in history.last if times.absolute or not _is_told(each, status, told)][-SHOWN:]
+    counts = ", ".join(f"{kind} {count}" for kind, count in sorted(history.counts.items()))
+    end = "" if not last else ", the last:" if len(last) < history.total else ":"
+    span = f"{'since' if times.absolute else 'in'} {times.since(history.began_s)}"
+    yield f"{history.total} change{'s' * (history.total > 1)} {span} ({counts}){end}"
+    yield from (f"  {times.ago(each.at_s)}  {without_folders(each.what)}" for each in last)
 
 
-def _since_when(seconds: float | UnsetType | None) -> str:
-    return f" since {at(seconds)}" if isinstance(seconds, float) else ""
+def _is_told(change: Happened, status: DaemonStatus, told: set[str]) -> bool:
+    """Return whether the page tells the change by what is wrong now."""
+    if change.kind == TransitionKind.ANSWER:
+        return bool(status.node.inventory_fault)
+    return change.uuid in told if change.uuid else any(each.index == change.index for each in status.faults)
 
 
-def _rows(gpu: UnitStatus, status: DaemonStatus, now: float) -> Iterator[Row]:
-    """Yield a row for each holder of a GPU, and for each container that opens it; the first row has the GPU too."""
-    place = Line(f"{'  ' if gpu.kind == 'mig' else ''}{gpu.place}", Tone.HEAD)
-    first = (place, gpu.model, Line(gpu.mode or "-", MODES.get(gpu.mode, Tone.LINK)))
-    holders: list[tuple[str, str, str | Line]] = [
-        (pod_of(each), each.container, _since(each, now)) for each in gpu.holders
-    ]
-    shifted = {(each.pod, each.container) for each in gpu.opened_by}
-    external = [each for each in status.external if gpu.uuid in each.gpu_uuids]
-    rows = [_opening(each, gpu, status) for each in external if (each.pod, each.container) not in shifted]
-    holders += rows or [(pod, "-", "-") for pod in gpu.foreign]  # an older daemon names pods alone
-    holders += [(each.pod, each.container, "by its number") for each in gpu.opened_by]
-    why = gpu.withheld if holders else gpu.unavailable  # the columns show who holds it
-    holders += [(each.pod, each.container, "watches") for each in status.external if gpu.uuid in each.watched]
-    yield (*first, *(holders[0] if holders else ("-", "-", "-")), Line(why, of_trouble(why)))
-    for holder in holders[1:]:
-        yield ("", "", "", *holder, "")
+def _stray_lines(status: DaemonStatus, times: Times) -> Iterator[str]:
+    for each in status.stray.findings:
+        yield f"stray use{times.lasting(each.since_s)}: {each.message}"
+    if status.stray.fault:
+        yield f"stray use may be missing here: {status.stray.fault}"
 
 
-def _opening(other: ExternalStatus, gpu: UnitStatus, status: DaemonStatus) -> tuple[str, str, str | Line]:
-    """Return a holder's columns of a container that opens a GPU, marked if another pod has the GPU exclusively."""
-    opens = f"claims {other.prepared}" if other.prepared else f"opens {number_of(other.gpu_uuids)}"
-    if any(other.container_id == each.container_id and gpu.uuid in each.gpu_uuids for each in status.conflicts):
-        return other.pod, other.container, Line(f"{opens}, in conflict", Tone.BAD)
-    return other.pod, other.container, opens
-
-
-def _of_kubelet(status: DaemonStatus, now: float) -> Iterator[str]:
+def _of_kubelet(status: DaemonStatus, times: Times) -> Iterator[str]:
     """Yield `kubelet: nvidia.com/gpu registered for 3m` for each resource, or nothing without a device plugin."""
     for each in status.kubelet.resources:
         if each.since_s is not None:
-            yield f"kubelet: {each.resource} registered for {ago(now - each.since_s)}"
+            yield f"kubelet: {each.resource} registered{times.lasting(each.since_s)}"
         else:
             yield f"kubelet: {each.resource} not registered: {each.fault or 'connecting'}"
     if status.kubelet.enabled:
@@ -234,25 +266,3 @@ def fail_closed(status: DaemonStatus) -> str:
 def holder_words(holder: HolderStatus) -> str:
     """Return `held by ml/train, container main`, or `reserved` while the container does not exist yet."""
     return "reserved" if holder.reserved else f"held by {pod_of(holder)}, container {holder.container}"
-
-
-def pod_of(holder: HolderStatus) -> str:
-    return f"{holder.namespace}/{holder.pod}"
-
-
-def _since(holder: HolderStatus, now: float) -> str:
-    phase = "" if holder.running else f" ({'reserved' if holder.reserved else holder.phase})"
-    return ("?" if holder.since_s is None else ago(now - holder.since_s)) + phase
-
-
-def ago(seconds: float) -> str:
-    """Return a duration as kubectl writes ages: `3d4h`, `12m`, `7s`; two units at most."""
-    left = max(0, int(seconds))
-    words: list[str] = []
-    for unit, size in UNITS_S:
-        if left >= size and len(words) < 2:
-            words.append(f"{left // size}{unit}")
-            left %= size
-        elif words:
-            break
-    return "".join(words) or "0s"

@@ -152,7 +152,11 @@ TONES: Final = {
     Verdict.DIFFERS: Tone.BAD,
     Verdict.UNSEEN: Tone.WARN,
 }
-COLUMNS: Final = tuple(map(Column, ("POD", "CONTAINER", "GPUS", "MODE", "VERDICT")))
+COLUMNS: Final = (
+    Column("POD", name=True),
+    Column("CONTAINER", name=True, repeated=True),
+    *map(Column, ("GPUS", "MODE", "VERDICT")),
+)
 
 
 def _row(each: ContainerReport, inventory: Inventory) -> Row:

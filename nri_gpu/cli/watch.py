@@ -8,14 +8,15 @@ import signal
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping
+from itertools import chain
 from typing import Final, Generic, TypeVar
 
 from msgspec import Struct, to_builtins
 from msgspec.structs import replace
 
 from nri_gpu.cli.page import Grid, Line, Tone, plain
-from nri_gpu.cli.render import at
-from nri_gpu.cli.status_page import faults, holder_words, refusal_words, status_page, to_mend
+from nri_gpu.cli.render import Times, at
+from nri_gpu.cli.status_page import faults, holder_words, refusal_words, status_page, to_mend, without_folders
 from nri_gpu.daemon.answers import DaemonStatus
 from nri_gpu.domain.decision import Refused
 from nri_gpu.domain.errors import CommandError, Exit
@@ -52,7 +53,7 @@ class WatchMoment(Struct, frozen=True):
     recent: tuple[Happened, ...]  # the last changes, the newest first
 
 
-def watch(ask: Callable[[], Asked], *, as_json: bool) -> Exit:
+def watch(ask: Callable[[], Asked], *, as_json: bool, wide: bool = False) -> Exit:
     """Watch until SIGINT, SIGTERM, or nobody reads. ask: raises CommandError when the daemon does not answer.
 
     Raises: CommandError, if the daemon did not answer the first time. BrokenPipeError.
@@ -63,11 +64,12 @@ def watch(ask: Callable[[], Asked], *, as_json: bool) -> Exit:
         if as_json:
             _print_json(seen)
         elif sys.stdout.isatty() and os.environ.get("TERM") != "dumb":
-            from nri_gpu.cli import terminal
+            from nri_gpu.cli.live_screen import LiveScreen
 
-            terminal.show_each(map(live_page, seen))
+            first = next(seen)  # or the verb fails before the screen is another
+            LiveScreen().show(live_page(moment, wide=wide) for moment in chain([first], seen))
         else:
-            _print_lines(seen)
+            _print_lines(seen, wide=wide)
     except KeyboardInterrupt:
         pass
     return Exit.OK
@@ -119,13 +121,13 @@ def changes(before: DaemonStatus, after: DaemonStatus, now: float) -> Iterator[H
         _happened(now, HELD, f"GPU {p} is no longer {who}", u) for (u, p, who) in were if (u, p, who) not in are
     )
     yield from (_happened(now, HELD, f"GPU {p} is {who}", u) for (u, p, who) in are if (u, p, who) not in were)
-    were_wrong, wrong = _wrong(before), _wrong(after)
+    were_wrong, wrong = _wrong(before, now), _wrong(after, now)
     yield from (_happened(now, FAULT, f"no longer: {each}") for each in were_wrong if each not in wrong)
     yield from (_happened(now, FAULT, each, worse=True) for each in wrong if each not in were_wrong)
 
 
 def _refused(each: Refused) -> Happened:
-    return _happened(each.at_s, REFUSED, refusal_words(each), worse=True)
+    return _happened(each.at_s, REFUSED, refusal_words(each, Times(each.at_s, absolute=True)), worse=True)
 
 
 def _held(status: DaemonStatus) -> dict[tuple[str, str, str], None]:
@@ -140,20 +142,22 @@ def _held(status: DaemonStatus) -> dict[tuple[str, str, str], None]:
     return held
 
 
-def _wrong(status: DaemonStatus) -> list[str]:
+def _wrong(status: DaemonStatus, now: float) -> list[str]:
     """Return what keeps the daemon from granting, what to mend, and stray use, but no transition (inventory fault)."""
     stray = [f"stray use: {each.message}" for each in status.stray.findings]
-    return [*faults(replace(status, node=replace(status.node, inventory_fault=""))), *to_mend(status), *stray]
+    granting = faults(replace(status, node=replace(status.node, inventory_fault="")), Times(now))
+    return [*granting, *to_mend(status), *stray]
 
 
 def _happened(at_s: float, kind: str, what: str, uuid: str = "", *, worse: bool = False) -> Happened:
     return Happened(at_s=at_s, kind=kind, uuid=uuid, index=None, worse=worse, what=what)
 
 
-def _print_lines(seen: Iterator[WatchMoment]) -> None:
+def _print_lines(seen: Iterator[WatchMoment], *, wide: bool) -> None:
     for moment in seen:
         if moment.changes is None:
-            print(plain(status_page(moment.asked[1], moment.at_s)), flush=True)
+            page = status_page(moment.asked[1], Times(moment.at_s, absolute=wide), wide=wide)
+            print(plain(page), flush=True)
         for each in moment.changes or ():
             print(f"{at(each.at_s)} {each.what}", flush=True)
 
@@ -166,13 +170,16 @@ def _print_json(seen: Iterator[WatchMoment]) -> None:
             print(json.dumps(to_builtins(line)), flush=True)
 
 
-def live_page(moment: WatchMoment) -> list[Line | Grid]:
-    """Return the page of a terminal: the status and a clock, and the last changes below it."""
-    status = replace(moment.asked[1], transitions=None, refusals=())
-    page = status_page(status, moment.at_s, glance=True)
-    news = (Line(f"  {at(each.at_s)}  {each.what}", Tone.WARN if each.worse else Tone.PLAIN) for each in moment.recent)
+def live_page(moment: WatchMoment, *, wide: bool = False) -> list[Line | Grid]:
+    """Return the page of a terminal: the status, and the last changes below it."""
+    status, times = replace(moment.asked[1], transitions=None, refusals=()), Times(moment.at_s, absolute=wide)
+    first, *page = status_page(status, times, glance=True, wide=wide)
+    news = (
+        Line(f"  {times.ago(each.at_s)}  {without_folders(each.what)}", Tone.WARN if each.worse else Tone.PLAIN)
+        for each in moment.recent
+    )
     return [
-        Line(f"{at(moment.at_s)}, each second; Ctrl-C ends it", Tone.FAINT),
+        first,
         *([Line(f"{moment.fault}; below is its last answer", Tone.BAD)] if moment.fault else []),
         *page,
         *([Line(""), Line("the last changes:", Tone.HEAD), *news] if moment.recent else []),

@@ -62,7 +62,7 @@ class RuntimeConnection(Struct, frozen=True, kw_only=True):
 class NodeStatus(Struct, frozen=True, kw_only=True):
     """The node. inventory_age_s: seconds since NVML confirmed it. inventory_confirmed: not by an earlier daemon.
 
-    name: in Kubernetes, else the host's; empty from an older daemon.
+    name: in Kubernetes, else the host's; empty from an older daemon. refresh_s: seconds between two queries of NVML.
     """
 
     name: str = ""
@@ -75,6 +75,7 @@ class NodeStatus(Struct, frozen=True, kw_only=True):
     inventory_fault: str
     inventory_fault_since_s: float | None = None
     simulated: bool = False
+    refresh_s: int | None = None
 
 
 class PolicyStatus(Struct, frozen=True):
@@ -301,7 +302,8 @@ class UnitStatus(Struct, frozen=True, kw_only=True):
 
     place: NVML's index, `1`, of a MIG device `1:0`. unavailable: why a container of another pod could not have it
     exclusively. withheld: why it could be granted to nobody, whoever holds it. foreign: pods of other components.
-    monitors: pods that open it and do not hold it. notes: of a GPU, beside its health.
+    monitors: pods that open it and do not hold it. notes: of a GPU, beside its health. pci_bus_id: of the whole GPU.
+    device_node: the one that is its alone, `/dev/nvidia0`; empty where unknown.
     """
 
     place: str
@@ -320,6 +322,8 @@ class UnitStatus(Struct, frozen=True, kw_only=True):
     monitors: tuple[str, ...] = ()
     left_by: ReleasingStatus | None = None
     usage: GpuUsage | None = None
+    pci_bus_id: str = ""
+    device_node: str = ""
 
 
 class FaultStatus(Struct, frozen=True):

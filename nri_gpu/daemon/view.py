@@ -13,7 +13,7 @@ from nri_gpu.decision.overlaps import Conflict, conflicts, granted_twice, overla
 from nri_gpu.decision.refusals import opener, why_not
 from nri_gpu.domain.container import ContainerId, FirstProcess
 from nri_gpu.domain.decision import Refused
-from nri_gpu.domain.gpu import GpuUuid, MigPart, Unit, health_of
+from nri_gpu.domain.gpu import GpuUuid, MigPart, Unit, health_of, whole
 from nri_gpu.domain.gpu_request import Mode
 from nri_gpu.domain.health import NO_HISTORY, NO_NOTES, HealthNotes, HealthState, History, TransitionKind
 from nri_gpu.domain.node import Node
@@ -95,6 +95,7 @@ def status_of(view: View) -> answers.DaemonStatus:
             inventory_fault=inventory_fault,
             inventory_fault_since_s=view.history.since(_ANSWERED) if inventory_fault else None,
             simulated=inventory.simulated,
+            refresh_s=view.settings.inventory.refresh_s,
         ),
         policy=view.policy,
         kubelet=view.kubelet,
@@ -224,7 +225,17 @@ def _unit(unit: Unit, usage: Usage | None, view: View) -> answers.UnitStatus:
         monitors=tuple(each.pod for each in view.ledger.external.values() if unit.uuid in each.watched),
         left_by=_left_by(usage.releasing, view) if usage and usage.releasing else None,
         usage=_gpu_usage(view.usages.units.get(unit.uuid), view),
+        pci_bus_id=whole(unit).pci_bus_id,
+        device_node=_device_node(unit),
     )
+
+
+def _device_node(unit: Unit) -> str:
+    """Return the path of the device node that is the unit's alone, or empty if it is not known."""
+    if not isinstance(unit, MigPart):
+        return f"/dev/nvidia{unit.minor_number}"
+    minor = unit.device.compute_instance_minor
+    return "" if minor is None else f"/dev/nvidia-caps/nvidia-cap{minor}"
 
 
 def _gpu_usage(sampled: SampledUnit | None, view: View) -> answers.GpuUsage | None:

@@ -25,6 +25,9 @@ POLICY_FILE: Final = "/etc/nri-gpu/policy.toml"  # unless an option names anothe
 DEFAULT_STATE: Final = Path("/run/nri-gpu")
 CONTROL_SOCKET: Final = "control.sock"
 LEDGER: Final = "ledger.json"
+# In the sentence about a library that is in none of the driver's folders; the folders stand between these two.
+NOT_FOUND: Final = "libnvidia-ml.so.1 was not found"
+SOUGHT, INSTALL = "searched below the driver root in ", "; install the driver"
 # Programs that NVIDIA's runtimes and CDI specifications have run as hooks.
 NVIDIA_HOOKS: Final = frozenset({"nvidia-cdi-hook", "nvidia-ctk", "nvidia-container-runtime-hook"})
 

@@ -11,6 +11,7 @@ from typing import Final
 from msgspec import Struct
 
 from nri_gpu.domain.errors import DriverError
+from nri_gpu.domain.names import INSTALL, NOT_FOUND, SOUGHT
 from nri_gpu.driver.manifest import staged_library
 from nri_gpu.driver.search import DriverSearch, machine_of
 from nri_gpu.host.modules import SYSFS, module_version
@@ -57,15 +58,13 @@ class Library:
         try:
             search = DriverSearch.below(self._driver_root, machine_of(), self._library_dirs)
             path = search.nvml(module)
-            fault = f"{search.unusable}searched below the driver root in {search.places}"
+            fault = f"{search.unusable}{SOUGHT}{search.places}"
         except (DriverError, OSError) as error:
             path, fault = None, str(error)
         if module and self._stage_dir and (path is None or library_version(str(path)) not in ("", module)):
             path = staged_library(self._stage_dir, module, NVML) or path
         if path is None:
-            raise LibraryError(
-                f"{NVML} was not found: {fault}; install the driver, or set the driver root to where it is"
-            )
+            raise LibraryError(f"{NOT_FOUND}: {fault}{INSTALL}, or set the driver root to where it is")
         return path
 
     def is_stale(self, path: Path) -> bool:

@@ -17,6 +17,7 @@ import msgspec
 from loguru import logger
 
 from nri_gpu.cli.ask_daemon import parse_answer
+from nri_gpu.cli.render import Times
 from nri_gpu.cli.status_page import status_page
 from nri_gpu.daemon.answers import DaemonStatus
 from nri_gpu.daemon.control import control_service
@@ -78,7 +79,7 @@ def status(data: bytes) -> bool:
     except ValueError as error:
         assert error.args
         return False
-    assert status_page(found, 1000.0, glance=False)
+    assert status_page(found, Times(1000.0), glance=False)
     return True
 
 

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from nri_gpu.cli.ask_daemon import ask
+from nri_gpu.cli.render import Times
 from nri_gpu.cli.status_page import faults, to_mend
 from nri_gpu.daemon.answers import DaemonStatus
 from nri_gpu.domain.errors import Exit
@@ -73,7 +74,7 @@ async def test_it_joins_no_runtime_and_leaves_the_node_alone(folder: Path) -> No
             assert private.stat().st_mode & 0o777 == 0o700
             status = await aside(ask, private / CONTROL_SOCKET, "status", DaemonStatus)
             assert (status.runtime.joined, status.node.simulated, len(status.gpus)) == (False, True, 4)
-            assert (faults(status), to_mend(status), status.runtime.cri_fault) == ([], [], "")
+            assert (faults(status, Times(0.0)), to_mend(status), status.runtime.cri_fault) == ([], [], "")
             assert (status.kubelet.enabled, status.dra.enabled) == (False, False)
             assert daemon.terminate() == Exit.OK
         with pytest.raises(HarnessError):

@@ -56,6 +56,7 @@ def daemon(folder: Path, answer: bytes) -> Iterator[Path]:
         thread.start()
         yield folder
         thread.join()
+        (folder / "control.sock").unlink()
 
 
 @pytest.fixture

@@ -7,8 +7,16 @@ from functools import cache
 from pathlib import Path
 
 from msgspec import Struct, to_builtins
+from msgspec.structs import replace
 
-from nri_gpu.daemon.answers import DaemonStatus, RuntimeConnection
+from nri_gpu.daemon.answers import (
+    DaemonStatus,
+    GpuUsage,
+    HolderUsage,
+    IdleStatus,
+    RuntimeConnection,
+    SamplingStatus,
+)
 from nri_gpu.daemon.view import status_of
 from nri_gpu.decision.decide import decide
 from nri_gpu.doctor.examine import DoctorDocument, Section
@@ -29,6 +37,7 @@ from tests.support.terminal import STYLE
 from tests.support.views import CLOCK, NOW, OTHER, TRAIN, view
 from tests.unit.host.host_tree import NVIDIA, UVM, HostTree
 
+WIDTHS = (60, 80, 120)  # columns of terminals
 GOLDENS = Path(__file__).parent / "goldens"
 ROOT = Path(__file__).parents[3]
 MIG = TOPOLOGIES / "mig-a100.toml"
@@ -66,6 +75,62 @@ def node_in_trouble() -> DaemonStatus:
             history=History(NOW - 9000, 1, {"health": 1}, (LOST,)),
             refusals=(REFUSED,),
         )
+    )
+
+
+LONG_POD = f"train-{'x' * 80}-7c9d-worker-0"  # of 99 characters
+GIB = 2**30
+
+
+@cache
+def busy_node() -> DaemonStatus:
+    """Four sampled H100s: one used, one shared with somebody idle, one of a pod without a process, one free."""
+    gpus = [make.gpu(index, model="NVIDIA H100 80GB HBM3") for index in range(4)]
+    long, sidecar = make.container(of=LONG_POD), make.container(of=TRAIN.pod, name="sidecar")
+    ledger = make.ledger(
+        make.entry(0, to=long, since=CLOCK - 4000),
+        *(make.entry(1, to=each, mode=Mode.SHARED, since=CLOCK - 4900) for each in (sidecar, OTHER)),
+        make.entry(2, to=make.container(of="forgotten"), since=CLOCK - 4900),
+    )
+    status = status_of(view(ledger, make.node(gpus, driver_version="580.95.05", simulated=True)))
+    seen = IdleStatus(no_process=False, since_s=NOW - 10_800, samples=180)
+    none = IdleStatus(no_process=True, since_s=NOW - 3600, samples=60)
+    uses = (
+        ((71 * GIB, 97, 3.0), (HolderUsage(memory_bytes=70 * GIB, processes=8),)),
+        ((9 * GIB, 3, 3.0), (HolderUsage(memory_bytes=8 * GIB, processes=1), HolderUsage(memory_bytes=0, idle=seen))),
+        ((GIB // 2, 0, 3.0), (HolderUsage(memory_bytes=0, processes=0, idle=none),)),
+        ((None, None, 300.0), ()),
+    )
+    return replace(
+        status,
+        node=replace(status.node, name="node-7"),
+        sampling=SamplingStatus(enabled=True, each_second=True),
+        gpus=tuple(
+            replace(
+                gpu,
+                usage=_usage(*of_gpu),
+                holders=tuple(
+                    replace(holder, usage=each) for holder, each in zip(gpu.holders, of_holders, strict=True)
+                ),
+            )
+            for gpu, (of_gpu, of_holders) in zip(status.gpus, uses, strict=True)
+        ),
+    )
+
+
+def _usage(used_bytes: int | None, percent: int | None, age_s: float) -> GpuUsage:
+    if used_bytes is None:  # the driver tells nothing
+        return GpuUsage(sampled_s=NOW - age_s)
+    return GpuUsage(
+        sampled_s=NOW - age_s,
+        memory_used_bytes=used_bytes,
+        memory_total_bytes=80 * GIB,
+        utilization_percent=percent,
+        temperature_c=41,
+        power_w=122.6,
+        power_limit_w=700.0,
+        sm_clock_mhz=1980,
+        memory_clock_mhz=2619,
     )
 
 

@@ -1,4 +1,4 @@
-"""What verbs print against goldens: into a pipe, on terminals of 80 and 200 columns, and for programs.
+"""What verbs print against goldens: into a pipe, on terminals of three widths, and for programs.
 
 The pages of `status` and `verify`, whose text has the time in it, are in test_terminal.py.
 `make generate WHAT=goldens` writes the goldens again.
@@ -37,6 +37,7 @@ from tests.unit.cli.printed import (
     MIG,
     REPORT,
     ROOT,
+    WIDTHS,
     node_in_trouble,
     record,
     spoil,
@@ -130,7 +131,7 @@ def test_into_a_pipe(printed: Printed, verb: str) -> None:
 
 
 @by_verb
-@pytest.mark.parametrize("columns", [80, 200])
+@pytest.mark.parametrize("columns", WIDTHS)
 def test_on_a_terminal(printed: Printed, verb: str, columns: int) -> None:
     text = printed(verb, columns=columns)
     assert all(len(line) <= columns for line in text.splitlines())
@@ -144,7 +145,7 @@ def test_for_programs(printed: Printed, verb: str) -> None:
     hold(text, f"{verb}.json")
 
 
-@pytest.mark.parametrize("columns", [80, 200])
+@pytest.mark.parametrize("columns", WIDTHS)
 def test_the_report_of_doctor(columns: int) -> None:
     hold(f"{to_text(REPORT, columns)}\n", f"doctor-{columns}.txt")
 

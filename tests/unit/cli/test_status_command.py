@@ -10,13 +10,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from msgspec import convert
+from msgspec import convert, to_builtins
 from msgspec.structs import replace
 
 from nri_gpu.cli.ask_daemon import with_health
 from nri_gpu.cli.page import Line, Tone, plain
-from nri_gpu.cli.render import health_lines, state_of
-from nri_gpu.cli.status_page import ago, status_page
+from nri_gpu.cli.render import Times, duration, health_lines, state_of
+from nri_gpu.cli.status_page import SAMPLING, status_page
 from nri_gpu.daemon import answers
 from nri_gpu.daemon.view import status_of
 from nri_gpu.domain.allocation import AllocatedDevice, ResourceStatus
@@ -26,6 +26,7 @@ from nri_gpu.domain.gpu import PciBusId
 from nri_gpu.domain.gpu_request import Mode
 from nri_gpu.domain.health import Health, HealthNotes, HealthState, History, Sign, Transition, TransitionKind
 from nri_gpu.domain.mps import MpsFolders, Seat
+from nri_gpu.domain.names import INSTALL, NOT_FOUND, SOUGHT
 from nri_gpu.domain.node import GpuFault, Inventory, KernelGpu
 from nri_gpu.domain.resource_claim import ClaimedDevice, ClaimUid, PreparedClaim
 from nri_gpu.dra.questions import DriverReport
@@ -45,7 +46,7 @@ from tests.support.health import PARTS, RULES, UUIDS, at, look, with_parts, xid
 from tests.support.ledgers import after
 from tests.support.views import CLOCK, NOW, OTHER, TRAIN, status_json, view
 from tests.unit.cli.conftest import FREE, Done, NriGpuCall, daemon
-from tests.unit.cli.printed import GOLDENS
+from tests.unit.cli.printed import GOLDENS, LONG_POD, REFUSED, busy_node
 
 CLAIMED = ClaimedDevice(request="gpu", pool="node", device="gpu-7", uuid=make.uuid(0), mode=Mode.SHARED)
 TRAINING = PreparedClaim(
@@ -76,7 +77,7 @@ def test_a_table_or_the_daemons_json(asked: NriGpuCall) -> None:
     first, heads, *gpus = done.out.splitlines()
     assert (done.code, len(gpus)) == (Exit.OK, make.GPUS)
     assert first == "node1: containerd 2.1.9, driver 580.95.05, policy: /etc/nri-gpu/policy.toml"
-    assert heads.split() == ["GPU", "MODEL", "MODE", "HELD", "BY", "CONTAINER", "FOR", "UNAVAILABLE"]
+    assert heads.split() == ["GPU", "MODEL", "MODE", "HELD", "BY", "FOR"]
 
 
 def test_an_older_daemon_names_no_node(asked: NriGpuCall) -> None:
@@ -92,7 +93,10 @@ def test_json_is_the_daemons_answer(asked: NriGpuCall) -> None:
 def test_an_older_daemon_answers_less(asked: NriGpuCall) -> None:
     added = ("transitions", "faults", "kubelet", "stray")
     done = asked({key: value for key, value in FREE.items() if key not in added})
-    assert (done.code, done.out) == (Exit.OK, plain(status_page(convert(FREE, answers.DaemonStatus), NOW)) + "\n")
+    assert (done.code, done.out) == (
+        Exit.OK,
+        plain(status_page(convert(FREE, answers.DaemonStatus), Times(NOW))) + "\n",
+    )
 
 
 STRAY = StrayUse(
@@ -172,6 +176,78 @@ def test_a_guard_is_ready_when_connected_and_alive_before(nri_gpu: NriGpuCall, t
     assert ask() == Exit.OK
     (tmp_path / "alive").write_text(f"{time.clock_gettime(time.CLOCK_BOOTTIME) - 60:10.0f} ready\n")
     assert ask("--alive") == Exit.UNAVAILABLE
+
+
+BUSY = json.loads(json.dumps(to_builtins(busy_node())))
+UUID = make.uuid(1)
+THEIRS = make.pod("theirs", namespace="other")
+
+
+def test_a_namespace_has_its_gpus_and_nothing_of_others(asked: NriGpuCall) -> None:
+    answer = status_json(
+        view(
+            make.ledger(
+                make.entry(0, to=make.container(of=THEIRS)),
+                *(make.entry(1, to=each, mode=Mode.SHARED) for each in (TRAIN, make.container(of=THEIRS))),
+                others=[make.foreign(2, 3)],
+            ),
+            refusals=(REFUSED, replace(REFUSED, namespace="other")),
+        )
+    )
+    page = asked(answer, "-n", "ml").out
+    assert [line.split()[0] for line in page.splitlines()[2:5]] == ["1", "2", "3"]
+    assert "theirs" not in page
+    document = asked(answer, "-n", "ml", "-o", "json").document
+    assert [gpu["place"] for gpu in document["gpus"]] == ["1", "2", "3"]
+    assert [each["pod"] for each in document["gpus"][0]["holders"]] == ["train"]
+    assert [each["namespace"] for each in document["refusals"]] == ["ml"]
+    assert "no pod of namespace none holds a GPU" in asked(answer, "-n", "none").out
+
+
+def test_rows_without_heads_have_a_gpu_each_and_faults_go_elsewhere(asked: NriGpuCall) -> None:
+    done = asked(BUSY, "--no-headers")
+    assert (done.code, done.err) == (Exit.OK, "")
+    assert [line.split()[0] for line in done.out.splitlines()] == ["0", "1", "1", "2", "3"]
+    away = asked(AWAY, "--no-headers")
+    assert (away.code, len(away.out.splitlines())) == (Exit.FINDING, make.GPUS)
+    assert "not connected to the runtime: no NRI socket" in away.err
+    assert asked(BUSY, "--no-headers", "-n", "none").out == ""
+
+
+def test_names_are_uuids(asked: NriGpuCall) -> None:
+    assert asked(BUSY, "-o", "name", "-n", "ml").out.splitlines() == [make.uuid(at) for at in range(3)]
+
+
+def test_all_refusals(asked: NriGpuCall) -> None:
+    answer = status_json(view(refusals=tuple(replace(REFUSED, number=at, pod=f"p{at}") for at in range(3))))
+    said = asked(answer, "--refusals")
+    assert (said.code, said.out.count("ml/p")) == (Exit.OK, 3)
+    assert "HELD BY" not in said.out
+    assert len(asked(answer, "--refusals", "--no-headers").out.splitlines()) == 3
+    assert "nothing refused since the daemon started" in asked(FREE, "--refusals").out
+
+
+EVIL = "\x1b[2Jpod\n0  free"
+
+
+@pytest.mark.parametrize("options", [(), ("-o", "wide"), ("-o", "name"), ("--no-headers",), ("--refusals",)])
+def test_no_name_commands_a_terminal_or_makes_a_line(asked: NriGpuCall, options: tuple[str, ...]) -> None:
+    gpu = BUSY["gpus"][0]
+    holder = {**gpu["holders"][0], "pod": EVIL, "container": EVIL}
+    named = {**gpu, "holders": [holder], "uuid": EVIL, "pci_bus_id": EVIL, "device_node": EVIL, "model": EVIL}
+    node = {**BUSY["node"], "name": EVIL, "driver_fault": EVIL}
+    refusals = json.loads(json.dumps(to_builtins([replace(REFUSED, pod=EVIL)])))
+    done = asked({**BUSY, "gpus": [named], "node": node, "refusals": refusals}, *options)
+    assert "\x1b" not in done.out + done.err
+    assert "\n0  free" not in done.out + done.err
+    assert "?[2Jpod?0  free" in done.out + done.err
+
+
+def test_wide_has_whole_names_and_absolute_times(asked: NriGpuCall) -> None:
+    out = asked(BUSY, "-o", "wide").out
+    for word in (LONG_POD, "NVIDIA H100 80GB HBM3", "2027-01-15 06:38:20 UTC", UUID, "0000:11:00.0", "/dev/nvidia6"):
+        assert word in out
+    assert "123/700 W" in out
 
 
 # --- what the page says -----------------------------------------------------------------------------------------------
@@ -277,8 +353,94 @@ PAGES: dict[str, dict[str, Any]] = {
 
 
 def test_pages() -> None:
-    pages = {name: plain(status_page(status_of(view(**fields)), NOW)) for name, fields in PAGES.items()}
+    pages = {name: plain(status_page(status_of(view(**fields)), Times(NOW))) for name, fields in PAGES.items()}
     compare(GOLDENS / "status-pages.txt", "".join(f"== {name}\n{page}\n" for name, page in pages.items()))
+
+
+def refused(*ages_s: float, first: int = 1) -> list[str]:
+    """What is said of refusals so long ago."""
+    refusals = tuple(replace(REFUSED, number=first + at, at_s=NOW - age_s) for at, age_s in enumerate(ages_s))
+    said = plain(status_page(status_of(view(refusals=refusals)), Times(NOW))).splitlines()
+    return [line for line in said if "refused" in line]
+
+
+def test_refusals_of_the_last_hour_are_counted_and_the_last_is_told() -> None:
+    what = (
+        "  ml/greedy, container main: container refused [gpu-busy]: asked for 2, and 1 is free: wait until ml/alone is"
+    )
+    assert refused() == refused(3601.0) == []
+    (one, told) = refused(90.0)
+    assert one == "1 refused in the last hour, 1m30s ago (all: --refusals):"
+    assert told.startswith(what)
+    assert refused(4000.0, 100.0, 7.0)[0] == "2 refused in the last hour, the last 7s ago (all: --refusals):"
+    assert refused(100.0, 7.0, first=5)[0].startswith("at least 2 refused in the last hour, the last 7s ago")
+
+
+XID_79 = "XID 79, GPU has fallen off the bus"
+HURT = Health(HealthState.BAD, NOW - 240, XID_79, 1)
+
+
+def test_each_fact_of_a_gpu_in_trouble_stands_once() -> None:
+    """State, since when, why, and what to do: one block."""
+    bad = make.gpu(1, health=HURT, unavailable=f"bad since 2027-01-15 07:56:00 UTC: {XID_79}; a reset is due")
+    notes = HealthNotes(reset=f"a reset is due since {XID_79}", xid=XID_79, xid_at_s=NOW - 240)
+    what = f"GPU 1 ({UUID}) is bad, because of: {XID_79}"
+    change = Transition(kind=TransitionKind.HEALTH, what=what, uuid=UUID, index=1, worse=True)
+    seen = view(
+        node=make.node([make.gpu(0), bad]), notes={UUID: notes}, history=History(NOW - 900).having([change], NOW - 240)
+    )
+    page = plain(status_page(status_of(seen), Times(NOW)))
+    assert (page.count("XID 79"), page.count("bad for 4m")) == (1, 1)
+    _, _, block = page.partition(f"GPU 1 is bad for 4m: {XID_79}\n")
+    due, reset, confirm, changes = block.splitlines()
+    assert due == "  a reset is due: it is withheld until then"
+    assert reset.startswith(f"  nvidia-smi --gpu-reset -i {UUID} ")
+    assert confirm.startswith(f"  nri-gpu repaired {UUID} ")
+    assert changes == "1 change in 15m (health 1)"
+
+
+def test_a_node_without_a_driver_is_one_sentence() -> None:
+    folders = f"{SOUGHT}/usr/lib, /lib64, /opt"
+    fault = f"{NOT_FOUND}: {folders}{INSTALL}, or set the driver root to where it is"
+    told = Transition(kind=TransitionKind.ANSWER, what=f"not refreshed: {fault}")
+    seen = view(
+        node=replace(make.node([]), driver_fault="no libcuda.so.V of a driver in any of /usr/lib, /lib64, /opt."),
+        inventory_fault=fault,
+        inventory_age_s=None,
+        history=History(NOW - 900).having([told], NOW - 900),
+    )
+    page = plain(status_page(status_of(seen), Times(NOW)))
+    assert page.splitlines()[2:] == [
+        f"inventory not refreshed for 15m: {NOT_FOUND}; install the driver, or set the driver root to where it is "
+        "(`nri-gpu driver` says where it was searched for)",
+        "1 change in 15m (answer 1)",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("sampling", "ages_s", "said"),
+    [
+        (answers.SamplingStatus(), (3.0, 3.0), []),
+        (answers.SamplingStatus(enabled=True), (64.0, 3.0), []),
+        (answers.SamplingStatus(enabled=True), (66.0, 3.0), ["the last sample of GPU 0 is of 1m6s ago"]),
+        (
+            answers.SamplingStatus(enabled=True, fault="NVML hangs"),
+            (66.0, 90.0),
+            ["no newer sample of the GPUs: NVML hangs", "the last sample is of 1m30s ago"],
+        ),
+        (answers.SamplingStatus(enabled=True, each_second=True), (0.0, 0.0), [SAMPLING]),
+    ],
+)
+def test_how_old_samples_are_and_who_makes_them(
+    sampling: answers.SamplingStatus, ages_s: tuple[float, ...], said: list[str]
+) -> None:
+    status = status_of(view(node=make.node([make.gpu(0), make.gpu(1)])))
+    gpus = tuple(
+        replace(gpu, usage=answers.GpuUsage(sampled_s=NOW - age_s))
+        for gpu, age_s in zip(status.gpus, ages_s, strict=True)
+    )
+    page = plain(status_page(replace(status, gpus=gpus, sampling=sampling), Times(NOW)))
+    assert [line for line in page.splitlines() if "sample" in line] == said
 
 
 def test_a_claim_for_programs() -> None:
@@ -291,7 +453,20 @@ def test_a_claim_for_programs() -> None:
     [(-3, "0s"), (0, "0s"), (7.9, "7s"), (60, "1m"), (61, "1m1s"), (3600, "1h"), (3605, "1h"), (90_000, "1d1h")],
 )
 def test_ages_are_written_as_kubectl_does(seconds: float, words: str) -> None:
-    assert ago(seconds) == words
+    assert duration(seconds) == words
+
+
+@pytest.mark.parametrize(
+    ("sentence", "aged"),
+    [
+        ("bad since 2027-01-15 07:00:00 UTC: XID 79", "bad for 1h: XID 79"),
+        ("bad since 2027-99-99 07:00:00 UTC: XID 79", "bad since 2027-99-99 07:00:00 UTC: XID 79"),
+        ("a reset is due since XID 79", "a reset is due since XID 79"),
+    ],
+)
+def test_times_in_a_sentence_of_the_daemons_are_ages(sentence: str, aged: str) -> None:
+    assert Times(NOW).aged(sentence) == aged
+    assert Times(NOW, absolute=True).aged(sentence) == sentence
 
 
 # --- health, as `gpus` and `status` show it ---------------------------------------------------------------------------
@@ -366,4 +541,6 @@ def test_a_missing_gpu_with_since_when_and_why() -> None:
     status = answer(health.applied_to(shown, RULES))
     why = "bad since 2023-11-14 22:13:29 UTC: GPU is lost: NVML does not list it any more"
     assert status.faults == (answers.FaultStatus(1, UUIDS[1], "0000:11:00.0", why, None),)
-    assert f"GPU 1 cannot be described: {why}" in plain(status_page(status, 0.0))
+    page = plain(status_page(status, Times(at(9).wall_s + 3700)))
+    assert "GPU 1 cannot be described: bad for 1h1m: GPU is lost: NVML does not list it any more" in page
+    assert f"GPU 1 cannot be described: {why}" in plain(status_page(status, Times(NOW, absolute=True)))

@@ -3,31 +3,54 @@
 from __future__ import annotations
 
 import io
+import json
+import re
+import time
+from pathlib import Path
 
 import pytest
+from msgspec import to_builtins
 from msgspec.structs import replace
 from rich.console import Console
 
 from nri_gpu.cli import terminal
 from nri_gpu.cli.page import Column, Grid, Line, Page, Tone, plain
-from nri_gpu.cli.render import gpus_page, of_trouble
+from nri_gpu.cli.render import Times, gpus_page, of_trouble
 from nri_gpu.cli.status_page import counted, status_page
+from nri_gpu.cli.status_table import short_models
 from nri_gpu.cli.verify_command import verify_page
 from nri_gpu.cli.watch import WatchMoment, live_page
 from nri_gpu.daemon.view import status_of
 from nri_gpu.domain.errors import Exit
+from nri_gpu.domain.gpu_request import Mode
 from nri_gpu.inventory.topology_file import load_topology
 from tests.support import builders as make
 from tests.support.daemon import FOUR_GPUS
 from tests.support.goldens import compare
 from tests.support.terminal import on_terminal
 from tests.support.views import NOW, view
-from tests.unit.cli.printed import CHECKED, COMMANDS, GOLDENS, GRANTED, LOST, MIG, WHY, node_in_trouble, unstyled
+from tests.unit.cli.conftest import daemon
+from tests.unit.cli.printed import (
+    CHECKED,
+    COMMANDS,
+    GOLDENS,
+    GRANTED,
+    LONG_POD,
+    LOST,
+    MIG,
+    WHY,
+    WIDTHS,
+    busy_node,
+    node_in_trouble,
+    unstyled,
+)
 
 
 def pages(*, piped: bool = False) -> dict[str, Page]:
     return {
-        "status": status_page(node_in_trouble(), NOW, glance=not piped),
+        "status": status_page(node_in_trouble(), Times(NOW), glance=not piped),
+        "busy": status_page(busy_node(), Times(NOW), glance=not piped),
+        "wide": status_page(busy_node(), Times(NOW, absolute=True), glance=not piped, wide=True),
         "watch": live_page(WatchMoment(NOW, ({}, node_in_trouble()), "", None, (LOST, GRANTED))),
         "gpus": gpus_page(load_topology(MIG)),
         "verify": verify_page(CHECKED, make.inventory()),
@@ -40,7 +63,7 @@ def drawn(page: Page, width: int) -> str:
     return written.getvalue()
 
 
-CASES = [(name, width) for name in pages() for width in (80, 200)]
+CASES = [(name, width) for name in pages() for width in WIDTHS]
 
 
 @pytest.mark.parametrize(("name", "width"), CASES)
@@ -48,7 +71,13 @@ def test_pages_against_goldens(name: str, width: int) -> None:
     compare(GOLDENS / f"{name}-{width}.txt", unstyled(drawn(pages()[name], width)))
 
 
-@pytest.mark.parametrize("width", [80, 200])
+@pytest.mark.parametrize("name", pages())
+def test_colours_against_goldens(name: str) -> None:
+    """As on a dark terminal: what is wrong in bold red, what to look at in yellow."""
+    compare(GOLDENS / f"{name}-dark.txt", drawn(pages()[name], 80).replace("\x1b", "^"))
+
+
+@pytest.mark.parametrize("width", WIDTHS)
 @pytest.mark.parametrize("name", COMMANDS)
 def test_commands_against_goldens(name: str, width: int) -> None:
     screen = on_terminal(*COMMANDS[name], columns=width)
@@ -69,10 +98,78 @@ def test_no_width_loses_a_word_or_breaks_a_line(name: str, width: int) -> None:
     assert all(len(line) <= width for line in shown.splitlines())
     joined = "".join(shown.split())
     for part in page:
-        words = part.text.split() if isinstance(part, Line) else [str(cell) for row in part.rows for cell in row]
-        for word in words:
-            # A cell that was folded stands in pieces between other cells; its beginning is whole.
-            assert "".join(word.split())[: 8 if width < 60 else None] in joined or word == "-"
+        if isinstance(part, Line):
+            assert all(word in joined for word in part.text.split())
+            continue
+        for row in part.rows:
+            for cell, column in zip(map(str, row), part.columns, strict=True):
+                # A cell that was folded stands in pieces between other cells; its beginning is whole.
+                word = "".join(cell.split())
+                elided = column.name and word not in joined
+                assert word[: 3 if elided else 5 if width < 60 else None] in joined or word == "-"
+                assert not elided or part.whole or "longnamesareelided:" in joined
+
+
+@pytest.mark.parametrize("width", [60, 80])
+def test_each_part_of_a_table_has_gpu_and_holder_of_its_rows(width: int) -> None:
+    """And a row that goes on has its GPU again, since the row above it may be left out."""
+    (grid,) = (part for part in pages()["busy"] if isinstance(part, Grid))
+    whole, *parts = unstyled(drawn([grid], width)).partition("long names")[0].strip().split("\n\n")
+    assert parts
+    assert [line[0] for line in whole.splitlines()] == ["G", "0", "1", " ", "2", "3"]
+    for heads, *rows in map(str.splitlines, parts):
+        assert re.match("GPU  HELD BY ", heads)
+        assert all(re.match(r"\d +(?:ml/|- )", row) for row in rows)
+
+
+@pytest.mark.parametrize(
+    ("models", "short"),
+    [
+        (["NVIDIA H100 80GB HBM3"], ["H100 80GB"]),
+        (["NVIDIA A100-SXM4-40GB"], ["A100-SXM4-40GB"]),
+        (["NVIDIA A100 80GB PCIe", "NVIDIA H100 PCIe"], ["A100 80GB", "H100"]),
+        (["NVIDIA H100 80GB HBM3", "NVIDIA L4"], ["H100 80GB HBM3", "L4"]),
+        (["NVIDIA RTX PRO 6000 Blackwell Server Edition"], ["RTX PRO 6000"]),
+        (["Tesla T4"], ["Tesla T4"]),
+        ([""], [""]),
+        ([], []),
+    ],
+)
+def test_what_all_models_share_is_left_out_but_not_the_models_own_word(models: list[str], short: list[str]) -> None:
+    assert [*short_models(models).values()] == short
+
+
+@pytest.mark.parametrize(
+    ("text", "width", "sign", "shown"),
+    [
+        ("ml/train-worker-0", 17, "\u2026", "ml/train-worker-0"),
+        ("ml/train-worker-0", 12, "\u2026", "ml/tra\u2026ker-0"),
+        ("ml/train-worker-0", 12, "...", "ml/tr...er-0"),
+        ("ml/train-worker-0", 2, "\u2026", "m\u2026"),
+        ("ml/train-worker-0", 1, "...", "m"),
+    ],
+)
+def test_a_long_name_keeps_beginning_and_end(text: str, width: int, sign: str, shown: str) -> None:
+    assert terminal.elide(text, width, sign) == shown
+
+
+@pytest.mark.parametrize(("encoding", "sign"), [("utf-8", "\u2026"), ("iso8859-1", "..."), ("ascii", "...")])
+def test_the_sign_is_one_that_the_locale_has(encoding: str, sign: str) -> None:
+    written = io.BytesIO()
+    with io.TextIOWrapper(written, encoding=encoding) as file:
+        terminal.show(pages()["busy"], Console(file=file, width=80))
+        file.flush()
+        shown = written.getvalue().decode(encoding)
+    assert f"{sign}" in next(line for line in shown.splitlines() if line.startswith("0 "))
+
+
+def test_five_hundred_holders_are_rows_in_a_moment() -> None:
+    entries = [make.entry(0, to=make.container(of=f"{LONG_POD}-{at}"), mode=Mode.SHARED) for at in range(500)]
+    page = status_page(status_of(view(make.ledger(*entries))), Times(NOW), glance=True)
+    began = time.process_time()
+    shown = drawn(page, 80)
+    assert time.process_time() - began < 2.0
+    assert all(f"-{at} " in shown for at in range(500))
 
 
 def test_what_a_terminal_would_obey_is_shown_as_a_question_mark() -> None:
@@ -100,7 +197,7 @@ def test_the_glance_counts_each_gpu_once() -> None:
     mig = status_of(view(node=make.node([make.mig_gpu(0), make.gpu(1)])))
     assert counted(mig) == "3 GPUs and MIG devices: 0 held, 3 free, 0 unavailable"
     away = replace(node_in_trouble(), gpus=())
-    assert plain(status_page(away, NOW, glance=True)).splitlines()[1:4] == [
+    assert plain(status_page(away, Times(NOW), glance=True)).splitlines()[1:4] == [
         "0 GPUs: 0 held, 0 free, 0 unavailable",
         "not connected to the runtime: gone",
         "no GPUs",
@@ -119,6 +216,15 @@ def test_a_real_terminal(columns: int) -> None:
     assert (screen.code, max(map(len, screen.lines)) <= columns) == (Exit.OK, True)
     assert "\x1b[32m" in screen.colours
     assert screen.lines[0].startswith("SIMULATED: 4 GPUs, driver 580.95.05")
+
+
+@pytest.mark.parametrize(("locale", "sign"), [("C", "..."), ("C.UTF-8", "\u2026")])
+def test_the_sign_of_a_real_terminal_without_utf_8(tmp_path: Path, locale: str, sign: str) -> None:
+    with daemon(tmp_path, json.dumps(to_builtins(busy_node())).encode()) as state:
+        screen = on_terminal("status", "--state-dir", state, environment={"LC_ALL": locale})
+    assert screen.code == Exit.OK
+    row = next(line for line in screen.lines if line.startswith("0 "))
+    assert re.search(rf"ml/train[-x]*{re.escape(sign)}[-x7c9d]*worker-0 ", row)
 
 
 @pytest.mark.parametrize("environment", [{"NO_COLOR": "1"}, {"TERM": "dumb"}], ids=str)

@@ -161,6 +161,12 @@ def test_not_with_what_prints_nothing(nri_gpu: NriGpuCall, option: Sequence[str]
     assert (done.code, "leave out --alive, --probe and --guard" in done.err) == (Exit.USAGE, True)
 
 
+@pytest.mark.parametrize("option", [("--no-headers",), ("--refusals",), ("-o", "name")])
+def test_not_with_what_prints_a_part(nri_gpu: NriGpuCall, option: Sequence[str]) -> None:
+    done = nri_gpu("status", "--watch", *option)
+    assert (done.code, "leave out --no-headers, --refusals and -o name" in done.err) == (Exit.USAGE, True)
+
+
 def test_the_live_page_has_the_newest_change_first_and_says_when_the_daemon_is_lost() -> None:
     before = replace(with_history(HOT, total=1), refusals=(FIRST,))
     first, second, lost = seen(before, replace(with_history(HOT, COLD, total=2), refusals=(FIRST,)), "no answer")

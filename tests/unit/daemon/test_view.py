@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
+from nri_gpu.cli.render import Times
 from nri_gpu.cli.status_page import faults
 from nri_gpu.daemon.answers import KubeletStatus, PolicyStatus
 from nri_gpu.daemon.view import status_of
@@ -52,7 +53,7 @@ GRANTING = {
 def test_it_grants_where_status_names_no_fault(fields: Any, grants: bool) -> None:  # noqa: ANN401 - of a View
     """The probe that reads the liveness file, and `status --probe`, say the same."""
     seen = view(**fields)
-    assert seen.grants == grants == (not faults(status_of(seen)))
+    assert seen.grants == grants == (not faults(status_of(seen), Times(NOW)))
 
 
 def test_every_gpu_is_there_and_free() -> None:

@@ -55,9 +55,9 @@ def test_bash_offers_every_verb_and_every_option() -> None:
 @pytest.mark.parametrize(
     ("words", "offered"),
     [
-        (("status", "-o", ""), {"text", "json"}),
+        (("status", "-o", ""), {"text", "wide", "name", "json"}),
         (("status", "--output", "=", "j"), {"json"}),
-        (("status", "--output", "="), {"text", "json"}),
+        (("status", "--output", "="), {"text", "wide", "name", "json"}),
         (("run", "--log-level", "W"), {"WARNING"}),
         (("cdi", ""), {"generate"}),
         (("run", "--index", ""), set()),
@@ -107,8 +107,8 @@ def test_a_real_fish(tmp_path: Path) -> None:
         return [each.partition("\t")[0] for each in said.splitlines()]
 
     assert sorted(offered("nri-gpu ")) == sorted(NAMES)
-    assert set(offered("nri-gpu status --")) >= OPTIONS["status"] - {"-o"}
-    assert offered("nri-gpu status -o ") == ["json", "text"]
+    assert set(offered("nri-gpu status --")) >= OPTIONS["status"] - {"-n", "-o"}
+    assert offered("nri-gpu status -o ") == ["json", "name", "text", "wide"]
     assert offered("nri-gpu cdi ") == ["generate"]
     assert offered("nri-gpu check pyp") == ["pyproject.toml"]
     assert offered("nri-gpu status --state-dir conf") == ["config/"]
