@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import socket
 import time
 from collections.abc import Mapping
 from pathlib import Path
@@ -17,6 +18,7 @@ from nri_gpu.domain.names import CONTROL_SOCKET
 from tests.support import nri_messages as nri
 from tests.support.holding import cgroup_of, holding, into
 from tests.support.nvml import Act, FakeProcess, FakeUse, use
+from tests.support.schemas import conforming
 from tests.system.chain import PATIENCE_S, PROMPT_S, TWO, Chain
 
 SAMPLER = "nri_gpu.usage.nvml_samples"
@@ -65,6 +67,10 @@ async def test_what_a_holder_does_while_somebody_asks(chain: Chain, tmp_path: Pa
             [found] = (await ask_for(chain, "processes"))["processes"]
             assert (found["pid"], found["pod"], found["container"]) == (process.pid, "train", "main")
             assert found["comm"].startswith("python")
+            printed = await asyncio.to_thread(chain.daemon.verb, "status", "--processes", "-o", "json")
+            assert conforming(json.loads(printed.stdout))["processes"] == [found]
+            page = await asyncio.to_thread(chain.daemon.verb, "status", "--processes")
+            assert page.stdout.splitlines()[-1].split()[:2] == ["0", str(process.pid)]
             assert "comm" not in json.dumps(said), "the bundle of `doctor` has the status"
             use(chain.root, replace(gpu, utilization=0, processes=(FakeProcess(process.pid, 2, 0),)))
             await chain.shown("its end", lambda said: not said["sampling"]["each_second"])
@@ -127,3 +133,25 @@ async def test_without_samples_there_is_no_process_and_no_call(chain: Chain) -> 
         assert said["sampling"] == {"enabled": False, "each_second": False, "fault": ""}
         assert said["gpus"][0]["usage"] is None
         assert SAMPLED not in chain.calls()
+
+
+def scrape(path: Path) -> str:
+    """All that the metrics' socket answers."""
+    with socket.socket(socket.AF_UNIX) as one:
+        one.connect(str(path))
+        one.sendall(b"GET /metrics HTTP/1.1\r\n\r\n")
+        return b"".join(iter(lambda: one.recv(1 << 16), b"")).decode()
+
+
+@pytest.mark.parametrize("usage", [True, False])
+async def test_a_scrape_asks_where_the_policy_says_so(chain: Chain, folder: Path, usage: bool) -> None:
+    policy, path = chain.launch.policy, folder / "metrics.sock"
+    assert policy
+    words = f'[metrics]\nlisten = "{path}"\nusage = {str(usage).lower()}\n'
+    policy.write_text(policy.read_text() + words)
+    use(chain.root, FakeUse())
+    async with chain.connected():
+        await hold(chain)
+        text = await asyncio.to_thread(scrape, path)
+        assert ("nri_gpu_gpu_memory_used_bytes{" in text) == usage
+        assert (await chain.status())["sampling"]["each_second"] == usage
