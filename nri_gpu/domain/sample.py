@@ -30,12 +30,13 @@ class MigTarget(Struct, frozen=True):
 
 
 class SampleTarget(Struct, frozen=True):
-    """A GPU to sample, with its MIG devices. index: NVML's."""
+    """A GPU to sample, with its MIG devices. index: NVML's. told_us: as the last sample of it had that, 0: none did."""
 
     index: int
     pci_bus_id: str
     uuid: str
     mig: tuple[MigTarget, ...] = ()
+    told_us: int = 0
 
 
 def read_targets(gpus: object) -> tuple[SampleTarget, ...]:
@@ -58,7 +59,8 @@ class ProcessSample(Struct, frozen=True):
 class UnitSample(Struct, frozen=True, kw_only=True):
     """A GPU or a MIG device in a sample. processes: None where NVML cannot list them.
 
-    memory_rate_percent: the share of time in which its memory was read or written. used: of a process, from now on.
+    memory_rate_percent: the share of time in which its memory was read or written. told_us: of what was told of its
+    processes the newest, by the driver's clock in microseconds: the next sample goes on from there.
     """
 
     uuid: GpuUuid
@@ -72,6 +74,7 @@ class UnitSample(Struct, frozen=True, kw_only=True):
     sm_clock_mhz: int | None = None
     memory_clock_mhz: int | None = None
     processes: tuple[ProcessSample, ...] | None = None
+    told_us: int = 0
 
     @property
     def rate_percent(self) -> int | None:

@@ -58,6 +58,7 @@ class Sampler:
             **{fact: attempt(call, gpu, *arguments, gpu=index) for fact, call, arguments in _NUMBERS},
             "utilization_percent": rates and int(rates.gpu),
             "memory_rate_percent": rates and int(rates.memory),
+            "told_us": self._told_us.get(target.uuid, 0),
             "processes": self._processes(gpu, index, used),
         }
         for each in target.mig:
@@ -87,14 +88,17 @@ class Sampler:
     def _used(self, target: SampleTarget, gpu: object) -> Mapping[int, _Use] | None:
         """Return what processes did since the sample before, or None where the driver does not tell.
 
-        One that is not among them did nothing. The first answer has all that the driver remembers.
+        One that is not among them did nothing. The first answer of all has what the driver remembers, of whenever that
+        was: it tells from when on the next one counts.
         """
-        since_us = self._told_us.get(target.uuid, 0)
+        since_us = max(self._told_us.get(target.uuid, 0), target.told_us)
         try:
             told = self._nvml.call("nvmlDeviceGetProcessUtilization", gpu, since_us, gpu=target.index)
         except NvmlCallError as error:
             return {} if error.code == NOT_FOUND else None
         self._told_us[target.uuid] = max([since_us, *(int(each.timeStamp) for each in told)])
+        if not since_us:
+            return None
         used: dict[int, _Use] = {}
         for each in sorted(told, key=attrgetter("timeStamp")):
             if each.timeStamp > since_us:

@@ -64,8 +64,8 @@ def _changed(before: HolderUse | None, look: HolderLook) -> bool:
 def used(unit: UnitSample, own: Collection[ProcessSample]) -> bool | None:
     """Return whether a holder's processes used the unit since the sample before, or None if nobody can tell.
 
-    Without a word of the driver on each process, its rates tell: of all at once where they are 0, and else of a holder
-    whose processes are all that there are.
+    Beside the driver's word on each process, its rates tell: of all at once where they are 0, and else of a holder
+    whose processes are all that there are. Where somebody used it, and of nobody it is told, nobody can tell.
     """
     rate, alone = unit.rate_percent, len(own) == len(unit.processes or ())
     told = [each.used for each in own]
@@ -77,4 +77,5 @@ def used(unit: UnitSample, own: Collection[ProcessSample]) -> bool | None:
         return False
     if alone:
         return True
-    return None if None in told else False
+    by_others = any(each.used for each in unit.processes or ())
+    return False if by_others and None not in told else None

@@ -173,9 +173,14 @@ class UsageController:
             return ()
         held = {uuid for uuid, use in self._node_state.ledger.usage().items() if use.load}
         gpus = self._node_state.node.inventory.gpus
-        return read_targets(
+        targets = read_targets(
             [gpu for gpu in gpus if any(uuid in held for uuid in (gpu.uuid, *(part.uuid for part in gpu.parts)))]
         )
+        return [replace(each, told_us=self._told_us(each.uuid)) for each in targets]
+
+    def _told_us(self, uuid: str) -> int:
+        last = self._units.get(GpuUuid(uuid))
+        return last.unit.told_us if last else 0
 
     def _is_fresh(self, uuid: str) -> bool:
         last = self._units.get(GpuUuid(uuid))

@@ -97,6 +97,8 @@ def test_a_holder_is_told_from_others_on_its_gpu(
         assert answer is True
     elif None in own:
         assert answer is None, "the use of others is nobody's idleness, and nobody's use"
+    elif rate and True not in others:
+        assert answer is None, "somebody used it, and of nobody it is told"
     else:
         assert answer is False
 

@@ -10,6 +10,7 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 
 import pytest
+from msgspec.structs import replace
 
 from nri_gpu.domain.sample import MigTarget, SampleTarget, UnitSample
 from nri_gpu.inventory.nvml_child import Deadlines, NvmlChild, SampleSink
@@ -87,6 +88,8 @@ async def test_what_a_gpu_does_as_it_changes(tmp_path: Path) -> None:
     root, taken = build_fake_nvml(tmp_path, GPUS), Taken()
     use(root, BUSY, FakeUse(gpu=1))
     async with each_second(root, taken):
+        before, _ = await taken.next()
+        assert [each.used for each in before.processes or ()] == [None, None], "since when, is told by the first"
         first, second = await taken.next()
         assert (first.utilization_percent, first.rate_percent, second.rate_percent) == (93, 93, 0)
         assert (first.memory_used_bytes, first.memory_total_bytes) == (2**30, 80 * 2**30)
@@ -103,6 +106,20 @@ async def test_what_a_gpu_does_as_it_changes(tmp_path: Path) -> None:
         assert taken.samples[-1][0].utilization_percent is None, "declined"
     assert calls(root, "nvmlInitWithFlags") == 1
     assert not taken.faults
+
+
+async def test_the_next_process_goes_on_where_the_last_one_was(tmp_path: Path) -> None:
+    """What the driver remembers of long ago is not use since then, and what was told once is not told again."""
+    root, taken = build_fake_nvml(tmp_path, GPUS), Taken()
+    use(root, BUSY)
+    later = [replace(TARGETS[0], told_us=time.time_ns() // 1000 + 3_600_000_000)]
+    async with each_second(root, taken, lambda: later):
+        (first,) = await taken.next()
+        assert [each.used for each in first.processes or ()] == [False, False]
+        later[0] = replace(TARGETS[0], told_us=1)
+        await until(
+            "use since then", lambda: any(each.used for each in taken.samples[-1][0].processes or ()), PATIENCE_S
+        )
 
 
 async def test_what_lies_is_unknown(tmp_path: Path) -> None:
