@@ -29,6 +29,7 @@ from nri_gpu.inventory.library import Library, LibraryError, StartFailure, advic
 from nri_gpu.inventory.nvml_client import INIT, NvmlCallError, NvmlClient
 from nri_gpu.inventory.nvml_sample import Sampler
 from nri_gpu.inventory.nvml_survey import survey
+from nri_gpu.system.proc import name_process
 
 # linux/prctl.h, linux/capability.h
 PR_SET_PDEATHSIG: Final = 1
@@ -156,4 +157,5 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
+    name_process("nvml")
     sys.exit(main())

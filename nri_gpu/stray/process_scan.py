@@ -26,7 +26,16 @@ from typing import Final
 import msgspec
 
 from nri_gpu.stray.uses import DeviceNumber, Extent, Use
-from nri_gpu.system.proc import PATH_MAX, PROC, Stat, has_hosts_pids, living_thread, parse_cgroups, parse_stat
+from nri_gpu.system.proc import (
+    PATH_MAX,
+    PROC,
+    Stat,
+    has_hosts_pids,
+    living_thread,
+    name_process,
+    parse_cgroups,
+    parse_stat,
+)
 
 # statx(2), linux/stat.h, linux/fcntl.h. Not os.stat, which waits for a file server that does not answer.
 _AT_FDCWD, _DONT_SYNC, _STATX_TYPE, _STATX_BYTES = -100, 0x4000, 0x1, 256
@@ -141,4 +150,5 @@ _statx, _syscall = _libc.statx, _libc.syscall
 _buffer: Final = ctypes.create_string_buffer(_STATX_BYTES)
 
 if __name__ == "__main__":
+    name_process("scan")
     sys.exit(main(sys.argv[1:]))

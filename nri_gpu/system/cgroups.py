@@ -15,7 +15,7 @@ from typing import Final, Self, TypeVar
 from msgspec import Struct
 
 from nri_gpu.domain.container import Cgroup, ContainerId, FirstProcess
-from nri_gpu.domain.errors import UnseenError
+from nri_gpu.domain.errors import UnseenError, cause_of
 from nri_gpu.system.proc import PROC, living_thread
 from nri_gpu.system.process import Process, lives, process_of
 from nri_gpu.system.storage import read_bytes
@@ -84,7 +84,7 @@ class ContainerCgroups:
         others = (Path(each.place) for each in known if each.kind == "proc" and each.root == "/")
         self._other_proc = next((each for each in others if each != PROC), None)
         self._walks: dict[Path, Future[bool]] = {}  # through cgroups with more than FOLDERS_MAX below them
-        self._thread = ThreadPoolExecutor(1, "cgroups")
+        self._thread = ThreadPoolExecutor(1, "nri-gpu-cgroups")
 
     def first_process(self, pid: int, container_id: ContainerId) -> FirstProcess | None:
         """Return a container's first process, with the container's own cgroup, or None if it cannot be found."""
@@ -205,7 +205,7 @@ def parsed(path: str | Path, parse: Callable[[str], T]) -> list[T]:
     except ValueError as error:
         raise UnseenError(f"{path} has a line that nri-gpu does not understand: {error}") from error
     except OSError as error:
-        raise UnseenError(f"{path} cannot be read: {error.strerror}", error) from error
+        raise UnseenError(f"{path} cannot be read: {cause_of(error)}", error) from error
 
 
 def _cgroups_of_thread(thread: str | Path) -> Mapping[str, str]:

@@ -18,6 +18,7 @@ from msgspec import Struct
 
 from nri_gpu.domain.container import ContainerId, PodId
 from nri_gpu.nri.list_size import fields
+from nri_gpu.system.proc import name_process
 
 _ENDED: Final = 2  # ContainerState.CONTAINER_EXITED
 _ID_MAX, _NAME_MAX = 64, 317  # bytes; longer ones are cut
@@ -118,4 +119,5 @@ def main(arguments: list[str]) -> int:
 
 
 if __name__ == "__main__":
+    name_process("cri")
     sys.exit(main(sys.argv[1:]))

@@ -34,6 +34,12 @@ class Stat(Struct, frozen=True):
         return self.state not in _ENDED or self.threads > 1
 
 
+def name_process(part: str = "") -> None:
+    """Name this process `nri-gpu`, or `nri-gpu-PART`, for top and pgrep. The kernel keeps 15 bytes."""
+    with suppress(OSError):
+        (PROC / "self/comm").write_text(f"nri-gpu-{part}" if part else "nri-gpu")
+
+
 def parse_stat(text: str) -> Stat:
     """Parse a stat file, in which a program names itself in any bytes. Source: proc(5), stat; prctl(2), PR_SET_NAME."""
     fields = text.rpartition(")")[2].split()  # the name may hold blanks and parentheses

@@ -22,6 +22,25 @@ async def receives_events(chain: Chain) -> None:
     await chain.until("it to recover", "device=1")
 
 
+def names(pid: int) -> tuple[str, list[str], list[str]]:
+    """The kernel's name of a process, and those of its children and threads."""
+    process = Path(f"/proc/{pid}")
+    children = (process / f"task/{pid}/children").read_text().split()
+    files = [process / "comm", *(Path(f"/proc/{each}/comm") for each in children), *process.glob("task/*/comm")]
+    own, *others = (file.read_text().strip() for file in files)
+    return own, others[: len(children)], others[len(children) :]
+
+
+async def test_the_processes_are_found_by_name(folder: Path) -> None:
+    """As `pgrep nri-gpu` and top find them: the daemon, with each of its threads, and its children."""
+    chain = Chain(folder, TWO, events="all")
+    async with chain.running():
+        await listens(chain)
+        own, children, threads = names(chain.daemon.pid)
+        assert (own, {"nri-gpu-nvml", "nri-gpu-events"} - {*children}) == ("nri-gpu", set())
+        assert all(name.startswith("nri-gpu") for name in threads), threads
+
+
 async def test_an_xid_of_one_mig_device(folder: Path) -> None:
     chain = Chain(folder, CUT, events="all")
     chain.capabilities(1, 2)

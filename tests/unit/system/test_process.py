@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 import sys
 from collections.abc import Sequence
@@ -93,3 +94,27 @@ def test_whose_pids_a_peer_has(tmp_path: Path, of_peer: Sequence[str], ours: Seq
 
         assert line(of_peer, LISTENS) == "listens"
         assert line(ours, CONNECTS) == str(same)
+
+
+def named(code: str) -> str:
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    return done.stdout
+
+
+def test_a_process_names_itself() -> None:
+    show = "print(open('/proc/self/comm').read(), end='')"
+    assert named(f"from nri_gpu.system.proc import name_process; name_process(); {show}") == "nri-gpu\n"
+    assert (
+        named(f"from nri_gpu.system.proc import name_process; name_process('kubelet'); {show}") == "nri-gpu-kubelet\n"
+    )
+
+
+def test_each_child_of_ours_is_found_by_name() -> None:
+    package = Path(__file__).parents[3] / "nri_gpu"
+    texts = {file.stem: file.read_text() for file in package.rglob("*.py")}
+    programs = {name: text.partition('if __name__ == "__main__":\n')[2] for name, text in texts.items()}
+    begun = {name: re.match(r' +name_process\("([a-z]{1,7})"\)\n', text) for name, text in programs.items() if text}
+    assert len(begun) >= 6
+    assert [name for name, found in begun.items() if found is None] == []
+    parts = [found[1] for found in begun.values() if found]
+    assert len(parts) == len({*parts})
