@@ -14,7 +14,7 @@ from nri_gpu.cdi.spec_file import STANDARD, SpecFile, spec_files
 from nri_gpu.cdi.specification import specification
 from nri_gpu.decision.eligible import lacking_library
 from nri_gpu.decision.refusals import why_not
-from nri_gpu.domain.errors import DriverError, NriGpuError
+from nri_gpu.domain.errors import DriverError, NriGpuError, fault_of
 from nri_gpu.domain.gpu import Capabilities, Gpu
 from nri_gpu.domain.node import DriverFiles, DriverTree, Inventory, Loader, Node
 from nri_gpu.driver.driver_scan import scan
@@ -73,7 +73,7 @@ def _staged(inventory: Inventory, options: SpecificationOptions) -> DriverTree |
     except (DriverError, OSError) as error:
         if inventory.simulated:
             return None
-        raise NotReadyError(str(error)) from error
+        raise NotReadyError(fault_of(error)) from error
     if reason := lacking_library(options.capabilities, Node(number=1, inventory=inventory, driver=files)):
         raise NotReadyError(reason.sentence)
     tree = files.trees.get(options.capabilities)
@@ -122,7 +122,7 @@ def remove_old(options: SpecificationOptions, file: SpecFile, inventory: Invento
         named = frozenset(_named(base, {folder.resolve() for folder in (file.path.parent, *options.standard)}))
         return prune(base, lambda folder: _is_old(folder, version) and folder.name not in named)
     except OSError as error:
-        raise DriverError(f"old driver files stay in {base}: {error}") from error
+        raise DriverError(f"old driver files stay in {base}: {fault_of(error)}") from error
 
 
 def _is_old(folder: Path, version: str) -> bool:

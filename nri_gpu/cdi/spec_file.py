@@ -11,7 +11,7 @@ import msgspec
 from msgspec import Struct
 
 from nri_gpu.cdi.specification import KIND
-from nri_gpu.domain.errors import CommandError, NriGpuError
+from nri_gpu.domain.errors import CommandError, NriGpuError, cause_of
 from nri_gpu.domain.text import listed
 from nri_gpu.system.storage import draft_of, text_of, write_whole
 from nri_gpu.system.yaml_documents import read_documents
@@ -26,7 +26,11 @@ MASK: Final = "systemctl mask --now nvidia-cdi-refresh.service nvidia-cdi-refres
 
 
 class SpecFileError(NriGpuError):
-    """A failure to write or remove the specification. Says which and why."""
+    """A failure to write or remove the specification. Says which and why. denied: for want of permission."""
+
+    def __init__(self, sentence: str, cause: OSError) -> None:
+        super().__init__(sentence)
+        self.denied = isinstance(cause, PermissionError)
 
 
 class OverlapError(NriGpuError):
@@ -49,7 +53,7 @@ class SpecFile:
             self.path.parent.mkdir(mode=0o755, parents=True, exist_ok=True)
             write_whole(self.path, text.encode(), self._mode, sync=True)
         except OSError as error:
-            raise SpecFileError(f"{self.path} cannot be written: {error.strerror}") from error
+            raise SpecFileError(f"{self.path} cannot be written: {cause_of(error)}", error) from error
         return True
 
     def remove(self) -> bool:
@@ -60,7 +64,7 @@ class SpecFile:
                 return False
             self.path.unlink(missing_ok=True)
         except OSError as error:
-            raise SpecFileError(f"{self.path} cannot be removed: {error.strerror}") from error
+            raise SpecFileError(f"{self.path} cannot be removed: {cause_of(error)}", error) from error
         return True
 
 

@@ -25,9 +25,10 @@ from nri_gpu.daemon.control import Reporter
 from nri_gpu.daemon.metrics import MetricsController
 from nri_gpu.daemon.node_controllers import NodeControllers, restart_only
 from nri_gpu.daemon.view import View, processes_of
-from nri_gpu.domain.errors import Exit
+from nri_gpu.domain.errors import Exit, fault_of
 from nri_gpu.domain.names import CONTROL_SOCKET, LEDGER
 from nri_gpu.domain.node import Inventory
+from nri_gpu.domain.text import counted
 from nri_gpu.dra.dra_controller import DraController
 from nri_gpu.kubelet.kubelet_controller import KubeletController
 from nri_gpu.kubelet.read_listing import without_unnamed
@@ -180,7 +181,7 @@ class Daemon:
         try:
             ledger = read_ledger(file, time.monotonic())
         except (OSError, ValueError) as error:
-            bound = logger.bind(path=str(file), fault=str(error))
+            bound = logger.bind(path=str(file), fault=fault_of(error))
             bound.warning("last ledger not read; recently released GPUs are unknown")
         ledger = without_unnamed(ledger, self._fixed.kubelet)
         prepared = {} if self._plugin.external.pods is None else ledger.prepared  # nobody would tell of their end
@@ -296,7 +297,7 @@ class Daemon:
         self._aside(self._plugin.second.look(Path(self._fixed.plugin.socket)))
         status = f"serving {self._fixed.plugin.socket}"
         if without := len(self._plugin.ungranted):
-            status += f", {without} containers run without the GPUs they asked for"
+            status += f", {counted(without, 'container')} without the GPUs asked for"
         self._serving = status
         self._tell_ready()
 

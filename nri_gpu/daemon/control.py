@@ -22,6 +22,7 @@ from msgspec.structs import replace
 
 from nri_gpu.daemon.answers import FOR_ROOT, InventoryAnswer, RuntimeConnection, SamplingStatus, SynchronizeStatus
 from nri_gpu.daemon.view import View, sampling_of, status_of
+from nri_gpu.domain.errors import fault_of
 from nri_gpu.nri.convert import Configured
 from nri_gpu.plugin.supervisor import SessionFacts
 from nri_gpu.system.server import Peer, ServerLimits, Service, listen, serve
@@ -124,7 +125,7 @@ class Reporter:
         try:
             listener = listen(self._path)
         except OSError as error:
-            bound = logger.bind(path=str(self._path), fault=str(error))
+            bound = logger.bind(path=str(self._path), fault=fault_of(error))
             bound.warning("no control socket: nri-gpu status does not work")
             await asyncio.Event().wait()
             return
@@ -144,7 +145,7 @@ class Reporter:
         try:
             admit(self._path, self._group())
         except OSError as error:
-            fault = f"control.group: {error}; in a systemd unit set Group= to it, in a drop-in"
+            fault = f"control.group: {fault_of(error)}; in a systemd unit set Group= to it, in a drop-in"
             logger.bind(path=str(self._path), fault=fault).warning("only root can ask for status")
 
     def configured(self, configured: Configured) -> None:

@@ -16,6 +16,7 @@ from typing import Final
 from loguru import logger
 
 from nri_gpu.daemon.view import View
+from nri_gpu.domain.errors import cause_of
 from nri_gpu.policy.metrics_settings import MetricsSettings, address_of, metrics_faults
 from nri_gpu.system.server import BACKLOG, Peer, ServerLimits, Service, listen, serve
 from nri_gpu.system.tasks import LogOnce
@@ -56,7 +57,7 @@ class MetricsController:
                 listener = _listening(self._listen)
             except OSError as error:
                 hint = CONFINED if error.errno == errno.EAFNOSUPPORT else f"trying again every {RETRY_S:g} s"
-                self._faults.warning(NOT_SERVED, f"metrics.listen = {self._listen}: {error.strerror}; {hint}")
+                self._faults.warning(NOT_SERVED, f"metrics.listen = {self._listen}: {cause_of(error)}; {hint}")
                 await asyncio.sleep(RETRY_S)
             else:
                 break

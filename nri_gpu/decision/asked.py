@@ -13,6 +13,7 @@ from nri_gpu.domain.container import Container
 from nri_gpu.domain.errors import RequestError
 from nri_gpu.domain.gpu import Capability
 from nri_gpu.domain.gpu_request import Claim, Count, Devices, Everything, Mode, Nothing
+from nri_gpu.domain.text import counted
 from nri_gpu.policy.model import Disarm, Otherwise, Policy
 from nri_gpu.policy.select import Ignored, select
 from nri_gpu.request.annotation import POD_WIDE, kubelet_key, our_keys, parse_claim, select_annotation
@@ -144,7 +145,8 @@ def _beyond_allocation(annotated: Claim, number: int, mode: Mode, *, claimed: bo
     wanted = annotated.wanted
     if isinstance(wanted, Count) and wanted.gpus > number:
         where = "the ResourceClaim" if claimed else "resources.limits"
-        return f"asks for {wanted.gpus} GPUs, but the kubelet allocated {number}: ask for the same number in {where}"
+        asks = f"asks for {counted(wanted.gpus, 'GPU')}, but the kubelet allocated {number}"
+        return f"{asks}: ask for the same number in {where}"
     if not isinstance(wanted, Count | Everything):
         return "names GPUs, but here the kubelet chooses them: write all, which means those that it allocated"
     if annotated.mode not in (None, mode):

@@ -21,7 +21,7 @@ from nri_gpu.domain.gpu import Capabilities, Capability, Gpu, GpuUuid, Unit, clo
 from nri_gpu.domain.gpu_request import Claim, Count, Everything, MigProfiles, Mode
 from nri_gpu.domain.mps import Seat
 from nri_gpu.domain.node import DriverFiles, Inventory, Node
-from nri_gpu.domain.text import quoted
+from nri_gpu.domain.text import counted, quoted
 from nri_gpu.injection.device_nodes import missing_modules, two_versions
 from nri_gpu.injection.mps_client import client_hindrance
 from nri_gpu.ledger.holders import UNUSED, Reservation, Usage
@@ -310,8 +310,7 @@ def _too_many(unit: Unit, full: tuple[int, str], source: str) -> Reason:
     limit, path = full
     return Reason(
         Code.OVER_LIMIT,
-        f"{called(unit)} is shared by {limit} container{'s' * (limit > 1)} already, the most allowed ({path} in "
-        f"{source})",
+        f"{called(unit)} is shared by {counted(limit, 'container')} already, the most allowed ({path} in {source})",
         cure="wait until one ends, ask for another GPU, or raise that limit",
     )
 

@@ -10,12 +10,13 @@ from typing import Final
 from msgspec import Struct
 
 from nri_gpu.decision.foreign import external_uuids
-from nri_gpu.decision.refusals import HOLDERS_SHOWN, called, counted, named_few, number_of, opener
+from nri_gpu.decision.refusals import HOLDERS_SHOWN, called, named_few, number_of, opener
 from nri_gpu.domain.container import Container, ContainerId
 from nri_gpu.domain.decision import Code, Reason
 from nri_gpu.domain.gpu import GpuUuid
 from nri_gpu.domain.gpu_request import Mode
 from nri_gpu.domain.node import Node
+from nri_gpu.domain.text import counted
 from nri_gpu.ledger.holders import UNUSED, ExternalAllocation
 from nri_gpu.ledger.ledger import GrantPhase, Ledger, without
 from nri_gpu.policy.model import OnConflict, Policy

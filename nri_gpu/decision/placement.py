@@ -13,7 +13,6 @@ from nri_gpu.decision.refusals import (
     busy,
     called,
     cannot,
-    counted,
     fitting_gpus,
     matches,
     misfit,
@@ -40,6 +39,7 @@ from nri_gpu.domain.gpu_request import (
     Strategy,
 )
 from nri_gpu.domain.node import Inventory
+from nri_gpu.domain.text import counted
 from nri_gpu.ledger.holders import UNUSED, Usage
 
 

@@ -25,7 +25,7 @@ from nri_gpu.domain.gpu_request import (
     Selector,
 )
 from nri_gpu.domain.node import Inventory
-from nri_gpu.domain.text import clipped, listed
+from nri_gpu.domain.text import clipped, counted, listed
 from nri_gpu.ledger.holders import ExternalAllocation, Releasing, Usage
 
 IN_MIG_MODE: Final = "it is in MIG mode"  # so only its MIG devices can be
@@ -312,18 +312,13 @@ def _all_releasing(asked: str, left: Sequence[Releasing], fewer: str) -> Reason:
     )
 
 
-def counted(number: int, noun: str) -> str:
-    """Return `1 GPU`, `2 GPUs`."""
-    return f"{number} {noun}{'s' * (number > 1)}"
-
-
 def too_few(gpus: int, claim: Claim, fitting: Sequence[Gpu], inventory: Inventory) -> Reason:
     """Refuse: the node has fewer GPUs than asked for, held or not."""
     which = " that fit the selectors" if claim.selectors else " that can be granted"
     has = f"{len(fitting)}{which}{_hidden(inventory, claim)}"
     return Reason(
         Code.NO_SUCH_GPU,
-        f"asked for {gpus} GPUs, but this node has {has}",
+        f"asked for {counted(gpus, 'GPU')}, but this node has {has}",
         cure="ask for fewer, or run the pod on another node",
     )
 
@@ -339,7 +334,7 @@ def too_few_parts(wanted: MigProfile, claim: Claim, inventory: Inventory) -> Rea
     fitting = sum(part.device.profile == wanted.profile for part in usable)
     profiles = sorted({part.device.profile for part in usable})
     known = ", ".join(f"{sum(part.device.profile == name for part in usable)} of {name}" for name in profiles)
-    has = f"{fitting or 'no'} MIG device{'s' * (fitting != 1)} of profile {wanted.profile}"
+    has = f"{counted(fitting, 'MIG device') if fitting else 'no MIG devices'} of profile {wanted.profile}"
     but = f" (it has {clipped(known, WHY_SHOWN_MAX)})" if known else ""
     bad = [f"{part.place}: {clipped(why, NAME_SHOWN_MAX)}" for part in there if (why := doubts[part.uuid])]
     bad_ones = f" (unavailable: {'; '.join(bad[:HIDDEN_SHOWN])})" if bad else ""

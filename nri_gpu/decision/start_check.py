@@ -14,6 +14,7 @@ from nri_gpu.domain.bounds import MODESET_MINOR, NVIDIA_MAJOR, NVIDIACTL_MINOR
 from nri_gpu.domain.container import Added, AddedNode, Adjusted, Container, DeviceNumber, DeviceRef
 from nri_gpu.domain.decision import Code, Reason
 from nri_gpu.domain.names import is_nvidia_device
+from nri_gpu.domain.text import counted
 from nri_gpu.ledger.grant_text import InvalidGrant, SignedGrant, verify_grant
 from nri_gpu.policy.model import Policy
 from nri_gpu.request.values import MIG_PREFIX, shown_key
@@ -131,9 +132,10 @@ def _validate_added(adjusted: Adjusted, signed: SignedGrant | InvalidGrant | Non
         if ours is None or added.owner != ours:
             return _not_ours(added, "" if ours is None else "its grant is another plugin's")
     if isinstance(signed, SignedGrant) and (number := len(_gpus(adjusted.added_devices))) > len(signed.uuids):
+        nodes = f"the nodes of {counted(number, 'GPU')}"
         return Reason(
             Code.UNGRANTED_NODES,
-            f"the nodes of {number} GPUs were added to this container, but its grant names {len(signed.uuids)}",
+            f"{nodes} were added to this container, but its grant names {len(signed.uuids)}",
             "a bug in nri-gpu or a plugin of the same name and index",
             "see the log of `nri-gpu run`",
         )

@@ -2,13 +2,20 @@
 
 from __future__ import annotations
 
+import errno
 from enum import IntEnum
-from typing import TYPE_CHECKING
+from os import strerror
+from typing import TYPE_CHECKING, Final
 
 from msgspec import Struct
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
+
     from nri_gpu.domain.node import KernelGpu
+
+
+COMMAND_LINE: Final = "command line"  # stands where a fault names its file
 
 
 class NriGpuError(Exception):
@@ -45,12 +52,13 @@ class TooManyEntriesError(NriGpuError):
 class InventoryError(NriGpuError):
     """A failure to ask the driver, or a wrong topology file. The last snapshot stays, its age grows.
 
-    unlisted: GPUs that the kernel shows all the same.
+    unlisted: GPUs that the kernel shows all the same. faults: of a topology file.
     """
 
-    def __init__(self, message: str, unlisted: tuple[KernelGpu, ...] = ()) -> None:
+    def __init__(self, message: str, unlisted: tuple[KernelGpu, ...] = (), faults: tuple[Fault, ...] = ()) -> None:
         super().__init__(message)
         self.unlisted = unlisted
+        self.faults = faults
 
 
 class DriverError(NriGpuError):
@@ -123,6 +131,19 @@ class Exit(IntEnum):
         """Return the code for a thing that could not be read or written."""
         return cls.PERMISSION if isinstance(error, PermissionError) else cls.UNAVAILABLE
 
+    @classmethod
+    def of_input(cls, error: OSError) -> Exit:
+        """Return the code for a file that the command line names, and that could not be read."""
+        return cls.PERMISSION if isinstance(error, PermissionError) else cls.CONFIGURATION
+
+    @classmethod
+    def of_faults(cls, faults: Iterable[Fault]) -> Exit:
+        """Return the code for faults of files, or of nothing but options."""
+        found = tuple(faults)
+        if any(fault.denied for fault in found):
+            return cls.PERMISSION
+        return cls.USAGE if all(fault.file == COMMAND_LINE for fault in found) else cls.CONFIGURATION
+
 
 class CommandError(NriGpuError):
     """A command cannot be carried out: it ends with this code, after the sentence was printed."""
@@ -130,3 +151,22 @@ class CommandError(NriGpuError):
     def __init__(self, code: Exit, sentence: object) -> None:
         super().__init__(f"nri-gpu: {sentence}")
         self.code = code
+
+
+_CLEARER: Final = {  # than the system's own texts
+    strerror(errno.ENOENT): "no such file",
+    strerror(errno.EISDIR): "it is a folder",
+}
+
+
+def cause_of(error: OSError) -> str:
+    """Return why the system refused something, as a clause without the file's name and without a number."""
+    text = error.strerror or str(error) or type(error).__name__
+    return _CLEARER.get(text, text)
+
+
+def fault_of(error: Exception) -> str:
+    """Return what an error says: one of the system's as `FILE: no such file`, any other in its own words."""
+    if not isinstance(error, OSError):
+        return str(error) or repr(error)
+    return f"{error.filename}: {cause_of(error)}" if error.filename else cause_of(error)

@@ -38,6 +38,11 @@ def listed(names: Iterable[str], most: int = 4) -> str:
     return ", ".join(every[:most]) + (f" and {more} more" if more > 0 else "")
 
 
+def counted(number: int, noun: str) -> str:
+    """Return `1 GPU`, `2 GPUs`."""
+    return f"{number:,} {noun}{'s' * (number != 1)}"
+
+
 def did_you_mean(word: str, known: Iterable[str]) -> str:
     """Return ` (did you mean "count"?)` if a known word is close, or empty."""
     close = get_close_matches(word.lower(), known, n=1) if len(word) <= _WORD_MAX else []

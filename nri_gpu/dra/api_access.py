@@ -15,16 +15,23 @@ from msgspec import Struct, field
 from urllib3.exceptions import LocationParseError
 from urllib3.util import parse_url
 
-from nri_gpu.domain.errors import NriGpuError
+from nri_gpu.domain.errors import NriGpuError, cause_of
 from nri_gpu.domain.text import shown
-from nri_gpu.system.storage import Signature, signature
+from nri_gpu.system.storage import Signature, read_bytes, signature
 
 SERVICE_ACCOUNT: Final = Path("/var/run/secrets/kubernetes.io/serviceaccount")
 _FILE_MAX: Final = 1 << 20  # bytes
 
 
 class AccessError(NriGpuError):
-    """The lack of a way to the API server. The error's sentence says which file or variable to mend."""
+    """The lack of a way to the API server. The error's sentence says which file or variable to mend.
+
+    denied: for want of permission.
+    """
+
+    def __init__(self, sentence: str, *, denied: bool = False) -> None:
+        super().__init__(sentence)
+        self.denied = denied
 
 
 class Access(Struct, frozen=True, kw_only=True):
@@ -69,10 +76,9 @@ def content(source: bytes | Path) -> bytes:
     if isinstance(source, bytes):
         return source
     try:
-        with source.open("rb") as file:
-            found = file.read(_FILE_MAX + 1)
+        found = read_bytes(source, _FILE_MAX + 1)
     except OSError as error:
-        raise AccessError(f"{source} cannot be read: {error.strerror}") from None
+        raise AccessError(f"{source}: {cause_of(error)}", denied=isinstance(error, PermissionError)) from None
     if len(found) > _FILE_MAX:
         raise AccessError(f"{source} has more than {_FILE_MAX >> 20} MiB: it is not such a file")
     return found
@@ -145,6 +151,8 @@ def by_kubeconfig(path: Path) -> Access:
 
 
 def _kubeconfig(text: bytes) -> _Kubeconfig:
+    if not text.strip():
+        raise ValueError("it is empty")
     try:
         return msgspec.json.decode(text, type=_Kubeconfig)
     except msgspec.ValidationError:

@@ -14,6 +14,7 @@ import msgspec
 from loguru import logger
 from msgspec import Struct
 
+from nri_gpu.domain.errors import fault_of
 from nri_gpu.domain.resource_claim import ClaimUid, PreparedClaim
 from nri_gpu.system.storage import boot_id, read_bytes, write_whole
 
@@ -56,7 +57,7 @@ class ClaimsFile:
         except FileNotFoundError:
             return {}
         except (OSError, ValueError, RecursionError) as error:
-            bound = logger.bind(path=str(self._path), fault=f"{error}; {CONSEQUENCE}")
+            bound = logger.bind(path=str(self._path), fault=f"{fault_of(error)}; {CONSEQUENCE}")
             bound.warning("prepared claims dropped")
             return {}
         return {each.uid: each for each in claims}

@@ -8,7 +8,7 @@ from typing import Final
 
 import msgspec
 
-from nri_gpu.domain.errors import NriGpuError
+from nri_gpu.domain.errors import NriGpuError, cause_of
 from nri_gpu.dra.questions import DRA_SOCKET, VIEW_WAIT_S, Answer, AskView, Question
 
 TIMEOUT_S: Final = 5.0
@@ -41,7 +41,7 @@ class DaemonClient:
         except TimeoutError:
             why = f"did not answer within {wait_s:g} s"
         except OSError as error:
-            why = f"went away: {error.strerror or error}"
+            why = f"went away: {cause_of(error)}"
         except (ValueError, RecursionError) as error:  # no line at all, too: the daemon ended
             why = f"sent no answer that this version knows, or exited: {error}"
         raise DaemonAwayError(f"nri-gpu's daemon at {self._path} {why}")

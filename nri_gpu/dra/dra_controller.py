@@ -15,6 +15,7 @@ from msgspec.structs import replace
 from nri_gpu.decision.claim_devices import NotPrepared, prepared
 from nri_gpu.domain.allocation import PodDevices
 from nri_gpu.domain.container import Pod
+from nri_gpu.domain.errors import fault_of
 from nri_gpu.domain.node import Node
 from nri_gpu.domain.resource_claim import AllocatedClaim, ClaimUid, PreparedClaim
 from nri_gpu.dra.claims_file import ClaimsFile
@@ -187,7 +188,7 @@ class DraController:
         try:
             return listen(self._socket)
         except OSError as error:
-            self.fault = f"its socket cannot be made: {error}"
+            self.fault = f"its socket cannot be made: {fault_of(error)}"
             return None
 
     async def answer(self, question: Question) -> Answer:
@@ -278,8 +279,10 @@ class DraController:
         try:
             self._file.write(claims.values())
         except OSError as error:
-            logger.bind(fault=str(error)).warning("prepared claims not written; the claim is not changed")
-            return ClaimFault(f"nri-gpu cannot write its state folder: {error}; make room under /run, or fix that")
+            logger.bind(fault=fault_of(error)).warning("prepared claims not written; the claim is not changed")
+            return ClaimFault(
+                f"nri-gpu cannot write its state folder: {fault_of(error)}; make room under /run, or fix that"
+            )
         return None
 
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Final
 
-from nri_gpu.decision.refusals import counted
 from nri_gpu.domain.finding import Finding, warning
+from nri_gpu.domain.text import counted
 from nri_gpu.dra.questions import DriverReport
 
 SUBJECT: Final = "DRA driver"

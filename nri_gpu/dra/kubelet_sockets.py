@@ -20,6 +20,7 @@ from loguru import logger
 
 from nri_gpu._pb.pluginregistration_pb2 import PluginInfo
 from nri_gpu._pb.pluginregistration_pb2_grpc import add_RegistrationServicer_to_server
+from nri_gpu.domain.errors import fault_of
 from nri_gpu.dra.claim_service import SUPPORTED
 from nri_gpu.dra.device_health import SERVICES as HEALTH_SERVICES
 from nri_gpu.dra.questions import NodeView
@@ -61,7 +62,7 @@ class KubeletSockets:
                 self._make_folder()
                 lock = open_lock(self.folder / "lock")
             except (RegistrationError, OSError) as error:
-                self._complain(str(error))
+                self._complain(fault_of(error))
                 await asyncio.sleep(self._waits.next_s())
                 continue
             if try_lock(lock):
@@ -94,7 +95,7 @@ class KubeletSockets:
             try:
                 await self._serve()
             except (RegistrationError, OSError) as error:
-                self._complain(str(error))
+                self._complain(fault_of(error))
             await asyncio.sleep(self._waits.next_s())
 
     async def _serve(self) -> None:
@@ -107,7 +108,7 @@ class KubeletSockets:
                         ended = await self._session()
                     logger.bind(resource=self._driver, fault=ended).info("registering with the kubelet again")
                 except (RegistrationError, OSError) as error:
-                    self._complain(str(error))
+                    self._complain(fault_of(error))
                 await asyncio.sleep(self._waits.next_s())
 
     async def _session(self) -> str:

@@ -22,7 +22,7 @@ import msgspec
 from loguru import logger
 from msgspec import Meta, Struct, field
 
-from nri_gpu.domain.errors import DriverError
+from nri_gpu.domain.errors import DriverError, cause_of, fault_of
 from nri_gpu.domain.gpu import Capability
 from nri_gpu.domain.node import CompatPackage, CudaVersion
 from nri_gpu.driver import table
@@ -96,7 +96,7 @@ def scan_compat(folder: Path) -> FoundPackages:
         check_folder(folder)
         entries = sorted(folder.iterdir())
     except OSError as error:
-        raise DriverError(f"compatibility packages in {folder} cannot be read: {error.strerror}") from error
+        raise DriverError(f"compatibility packages in {folder} cannot be read: {cause_of(error)}") from error
     left_out: list[LeftOut] = []
     packages = [found for entry in entries if (found := _package(entry, machine, left_out))]
     return FoundPackages(tuple(sorted(packages, key=lambda each: each.cuda)), tuple(left_out))
@@ -124,7 +124,7 @@ def _package(folder: Path, machine: table.Machine, left_out: list[LeftOut]) -> F
         files = _files(folder, machine, left_out)
         version, drivers = _identity(folder.name, files)
     except (DriverError, OSError) as error:
-        reason = (error.strerror or "") if isinstance(error, OSError) else str(error)
+        reason = cause_of(error) if isinstance(error, OSError) else fault_of(error)
         left_out.append(LeftOut(folder.name, reason))
         return None
     reasons = {name: _why_left_out(name, version) for name in files}
@@ -257,5 +257,5 @@ class CompatController:
                 self._owner.take()
                 packages.append(each.at(stage_plan(each.files, each.generation, self._owner.base)))
             except (DriverError, OSError) as error:
-                faults.append(f"{each.generation} cannot be staged: {error}")
+                faults.append(f"{each.generation} cannot be staged: {fault_of(error)}")
         return found, tuple(packages), faults

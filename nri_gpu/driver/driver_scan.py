@@ -16,7 +16,7 @@ from typing import Final
 from msgspec import Struct
 from msgspec.structs import replace
 
-from nri_gpu.domain.errors import DriverError
+from nri_gpu.domain.errors import DriverError, fault_of
 from nri_gpu.domain.gpu import Capabilities, Capability
 from nri_gpu.driver import table
 from nri_gpu.driver.elf import Elf, claims_to_be_elf, read_elf
@@ -101,7 +101,7 @@ def scan(
     try:
         return _scan(driver_root, machine, library_dirs, module)
     except OSError as error:
-        raise DriverError(f"driver root {driver_root} cannot be searched: {error}") from error
+        raise DriverError(f"driver root {driver_root} cannot be searched: {fault_of(error)}") from error
 
 
 def folder_signatures(driver_root: Path, library_dirs: Sequence[str] = ()) -> Signatures:

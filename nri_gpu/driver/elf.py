@@ -14,7 +14,7 @@ from typing import BinaryIO, Final
 
 from msgspec import Struct
 
-from nri_gpu.domain.errors import DriverError
+from nri_gpu.domain.errors import DriverError, cause_of
 
 EM_386: Final = 3
 EM_X86_64: Final = 62
@@ -82,7 +82,7 @@ def read_elf(path: Path) -> Elf | None:
         with path.open("rb") as file:
             return parse_elf(file)
     except OSError as error:
-        raise DriverError(f"{path} cannot be read: {error.strerror}") from error
+        raise DriverError(f"{path} cannot be read: {cause_of(error)}") from error
 
 
 def claims_to_be_elf(path: Path) -> bool:

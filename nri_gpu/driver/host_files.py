@@ -12,7 +12,7 @@ from typing import Final, Self
 
 from msgspec import Struct
 
-from nri_gpu.domain.errors import DriverError
+from nri_gpu.domain.errors import DriverError, cause_of
 from nri_gpu.driver import table
 from nri_gpu.system.storage import why_untrusted
 
@@ -76,7 +76,7 @@ def examine(root: Path, path: Path) -> HostFile | LeftOut:
     try:
         found = real.lstat()
     except OSError as error:
-        return LeftOut(relative, f"cannot be read: {error.strerror}")
+        return LeftOut(relative, f"cannot be read: {cause_of(error)}")
     if not stat.S_ISREG(found.st_mode):
         reason = "not a regular file"
     elif found.st_mode & (stat.S_ISUID | stat.S_ISGID):

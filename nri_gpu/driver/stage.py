@@ -19,7 +19,7 @@ from functools import partial
 from pathlib import Path, PurePosixPath
 from typing import Final
 
-from nri_gpu.domain.errors import DriverError
+from nri_gpu.domain.errors import DriverError, fault_of
 from nri_gpu.domain.node import CompatPackage, DriverFiles
 from nri_gpu.driver.driver_scan import FoundDriver, Signatures, signatures
 from nri_gpu.driver.host_files import HostFile, check_folder
@@ -157,7 +157,7 @@ def stage(
             manifest=lambda folder: manifest_text(planned(found, folder), plan),
         )
     except OSError as error:
-        why = str(error)
+        why = fault_of(error)
         if error.errno == errno.ENOSPC:
             needed = f"{copied_bytes(found) / 2**20:.0f} MiB"
             why = f"no space left; a copy takes {needed}, less where hard links or reflinks are possible"
@@ -223,7 +223,7 @@ def prune(base: Path, unwanted: Callable[[Path], bool]) -> tuple[str, ...]:
                 (folder / name).rename(_temporary(folder, name))
                 _sweep(folder)
     except OSError as error:
-        raise DriverError(f"old driver files cannot be removed from {base}: {error}") from error
+        raise DriverError(f"old driver files cannot be removed from {base}: {fault_of(error)}") from error
     return tuple(names)
 
 

@@ -12,7 +12,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Final
 
-from nri_gpu.domain.errors import DriverError
+from nri_gpu.domain.errors import DriverError, cause_of
 from nri_gpu.domain.finding import Finding, in_policy
 from nri_gpu.driver.stage import private_folder
 from nri_gpu.system.storage import boot_id, lock_holder, open_lock, text_of, try_lock
@@ -48,7 +48,7 @@ class StageOwner:
         try:
             self._take(private_folder(self.base) / OWNER_FILE)
         except OSError as error:
-            raise DriverError(f"stage folder {self.base} cannot be used: {error.strerror} ({OWNER_FILE})") from error
+            raise DriverError(f"stage folder {self.base} cannot be used: {cause_of(error)} ({OWNER_FILE})") from error
 
     def close(self) -> None:
         """Let the next daemon own it: no thread of ours works there any more."""

@@ -9,6 +9,7 @@ from typing import Final
 from loguru import logger
 from msgspec import Struct, field, json
 
+from nri_gpu.domain.errors import fault_of
 from nri_gpu.domain.gpu import GpuUuid
 from nri_gpu.health.applications import Failed, Failures
 from nri_gpu.health.gpu_record import GpuRecord
@@ -31,7 +32,7 @@ def load_health(file: Path) -> tuple[NodeHealth, Failures]:
     except FileNotFoundError:
         pass
     except (OSError, ValueError, RecursionError) as error:
-        logger.bind(path=str(file), fault=str(error)).warning("saved health not read")
+        logger.bind(path=str(file), fault=fault_of(error)).warning("saved health not read")
     return NodeHealth(found.records), Failures(found.failures)
 
 
@@ -40,4 +41,4 @@ def save_health(file: Path, health: NodeHealth, failures: Failures) -> None:
     try:
         write_whole(file, json.encode(_HealthFile(health.records, failures.by_gpu)))
     except OSError as error:
-        logger.bind(path=str(file), fault=str(error)).warning("health not saved")
+        logger.bind(path=str(file), fault=fault_of(error)).warning("health not saved")

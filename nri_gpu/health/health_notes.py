@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from typing import Final
 
 from nri_gpu.domain.health import HealthNotes
+from nri_gpu.domain.text import counted
 
 REPAIRED: Final = "nri-gpu repaired"  # the operator's word
 
@@ -28,7 +29,7 @@ def sentences(place: str, uuid: str, notes: HealthNotes, xid_at: str) -> Iterato
 def failing(notes: HealthNotes) -> str:
     """Say why the GPU may be the cause of what fails on it."""
     return (
-        f"applications failed on it within a day under containers of {len(notes.namespaces)} namespaces "
+        f"applications failed on it within a day under containers of {counted(len(notes.namespaces), 'namespace')} "
         f"({', '.join(notes.namespaces)}), so the GPU may be the cause"
     )
 

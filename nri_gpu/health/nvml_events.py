@@ -26,6 +26,7 @@ from nri_gpu.domain.health import EventType
 from nri_gpu.inventory.library import LibraryError
 from nri_gpu.inventory.nvml_client import NO_INSTANCE, TIMEOUT, NvmlCallError, NvmlClient
 from nri_gpu.inventory.nvml_program import NvmlProgram, start
+from nri_gpu.system.proc import name_process
 
 WAIT_MS: Final = 1000  # a change of what is watched may have to wait as long
 WANTED: Final = int(sum(EventType))
@@ -146,4 +147,5 @@ def main(arguments: list[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
+    name_process("events")
     sys.exit(main())

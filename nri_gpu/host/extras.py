@@ -14,6 +14,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from nri_gpu.domain.edits import CHANNELS_DEFAULT, Channels, DeviceNode, Extra, Mount, NodeExtra
+from nri_gpu.domain.errors import cause_of
 from nri_gpu.host.kernel_view import HostFolders
 from nri_gpu.host.modules import CAP_MINOR_MAX, decimal, driver_fields, majors_by_name
 from nri_gpu.system.storage import text_of, why_untrusted
@@ -234,5 +235,5 @@ def _why_unfit(path: Path, within: Path = Path("/")) -> str:
     try:
         found = real.lstat()
     except OSError as error:
-        return f"{error.strerror}"
+        return f"{cause_of(error)}"
     return why_untrusted(found, real) if stat.S_ISREG(found.st_mode) else "it is not a regular file"

@@ -13,7 +13,7 @@ from typing import Final, NewType
 from msgspec import Struct, field
 
 from nri_gpu.domain.bounds import BUS_ID
-from nri_gpu.domain.errors import NriGpuError
+from nri_gpu.domain.errors import NriGpuError, cause_of
 from nri_gpu.domain.node import Majors
 from nri_gpu.host.kernel_view import DISPLAY_CLASS, NVIDIA_VENDOR, HostFolders, gpus_on_the_bus, not_given
 from nri_gpu.host.modules import read_majors
@@ -219,7 +219,7 @@ class _Reader(Struct):
         shown = next(
             (f"{name}/{path.relative_to(tree)}" for tree, name in trees if path.is_relative_to(tree)), str(path)
         )
-        self.unreadable.append(HostFinding(shown, f"cannot be read: {error.strerror}"))
+        self.unreadable.append(HostFinding(shown, f"cannot be read: {cause_of(error)}"))
 
 
 def node_of(status: os.stat_result) -> CharDevice:

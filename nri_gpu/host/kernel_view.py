@@ -15,7 +15,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from nri_gpu.domain.bounds import CPULIST, DRIVER_GPUS_MAX, GPU_INDEX_MAX, MODEL, UUID
-from nri_gpu.domain.errors import InventoryError
+from nri_gpu.domain.errors import InventoryError, fault_of
 from nri_gpu.domain.gpu import Gpu, MigDevice, PciBusId, parse_bus_id
 from nri_gpu.domain.node import KernelGpu, Majors, NumaNode
 from nri_gpu.host.modules import CAP_MINOR_MAX, MODULES, decimal, driver_fields, read_majors, read_mig_minors
@@ -48,7 +48,7 @@ def host_majors(proc: Path) -> Majors:
     try:
         return read_majors((proc / "devices").read_text(encoding="utf-8", errors="replace"))
     except OSError as error:
-        raise InventoryError(f"cannot read the majors of the driver's devices: {error}") from error
+        raise InventoryError(f"cannot read the majors of the driver's devices: {fault_of(error)}") from error
 
 
 def numa_nodes(gpus: Iterable[Gpu], sysfs: Path) -> tuple[NumaNode, ...]:

@@ -16,6 +16,7 @@ from typing import Final, assert_never
 
 from msgspec import Struct
 
+from nri_gpu.domain.errors import cause_of
 from nri_gpu.host.actions import Action, FixNode, HostPlan, LoadModule, MakeLink, MakeNode, make_plan
 from nri_gpu.host.facts import (
     CharDevice,
@@ -101,7 +102,7 @@ def _perform(action: Action, act: Act, failed: dict[Action, str]) -> str:
     except HostError as error:
         return str(error)
     except OSError as error:
-        return error.strerror or str(error)
+        return cause_of(error)
     return ""
 
 
@@ -134,7 +135,7 @@ def modprobe_program(proc: Path) -> str:
     try:
         program = setting.read_text().strip()
     except OSError as error:
-        raise HostError(f"/proc/sys/kernel/modprobe cannot be read: {error.strerror}") from error
+        raise HostError(f"/proc/sys/kernel/modprobe cannot be read: {cause_of(error)}") from error
     if not program:
         # Somebody emptied it so that the kernel loads nothing by itself, and neither do we.
         raise HostError("/proc/sys/kernel/modprobe is empty: loading modules on demand is switched off on this host")
@@ -152,7 +153,7 @@ def _run(command: list[str], timeout_s: float) -> str:
     except TimeoutError as error:
         raise HostError(str(error) or f"{shown} took longer than {timeout_s:g} s and was stopped") from None
     except OSError as error:
-        raise HostError(f"{command[0]} cannot be run: {error.strerror}") from error
+        raise HostError(f"{command[0]} cannot be run: {cause_of(error)}") from error
     said = " ".join((ended.output + ended.errors).decode(errors="replace").split())[-_SHOWN_MAX:]
     return f"{shown} ended with {ended.status}: {said or 'without output'}" if ended.status else ""
 

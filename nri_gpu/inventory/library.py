@@ -10,7 +10,7 @@ from typing import Final
 
 from msgspec import Struct
 
-from nri_gpu.domain.errors import DriverError
+from nri_gpu.domain.errors import DriverError, fault_of
 from nri_gpu.domain.names import INSTALL, NOT_FOUND, SOUGHT
 from nri_gpu.driver.manifest import staged_library
 from nri_gpu.driver.search import DriverSearch, machine_of
@@ -60,7 +60,7 @@ class Library:
             path = search.nvml(module)
             fault = f"{search.unusable}{SOUGHT}{search.places}"
         except (DriverError, OSError) as error:
-            path, fault = None, str(error)
+            path, fault = None, fault_of(error)
         if module and self._stage_dir and (path is None or library_version(str(path)) not in ("", module)):
             path = staged_library(self._stage_dir, module, NVML) or path
         if path is None:
@@ -82,7 +82,7 @@ class Library:
             self._loaded, self._fingerprint = ctypes.CDLL(str(path)), _fingerprint(path)
             by_name = ctypes.CDLL(NVML)
         except OSError as error:
-            raise LibraryError(f"cannot load {path}: {error}") from error
+            raise LibraryError(f"cannot load {path}: {fault_of(error)}") from error
         if by_name._handle != self._loaded._handle:
             raise LibraryError(f"the SONAME of {path} is not {NVML}: NVML of another driver root was loaded instead")
 

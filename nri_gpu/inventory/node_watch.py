@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Final
 from loguru import logger
 from msgspec import Struct
 
+from nri_gpu.domain.errors import fault_of
 from nri_gpu.system.tasks import set_within
 
 if TYPE_CHECKING:
@@ -78,7 +79,7 @@ class NodeWatch:
             watch.open(self._folders)
             self._inotify = watch
         except OSError as error:
-            logger.bind(fault=str(error)).info("no inotify: polling device nodes for changes each second")
+            logger.bind(fault=fault_of(error)).info("no inotify: polling device nodes for changes each second")
 
     async def _wait(self, limit_s: float) -> bool:
         """Wait, and return whether something woke us before the time was up."""

@@ -11,7 +11,7 @@ from typing import Final
 
 from msgspec import Struct
 
-from nri_gpu.domain.errors import InventoryError
+from nri_gpu.domain.errors import InventoryError, fault_of
 from nri_gpu.domain.node import Inventory
 from nri_gpu.domain.sample import UnitSample, read_units
 from nri_gpu.inventory.nvml_report import read_report
@@ -253,7 +253,7 @@ class NvmlProcess:
             except TimeoutError as error:
                 raise InventoryError(f"{self.doing} did not return: {error}") from error
             except OSError as error:
-                raise InventoryError(f"cannot start {self._name} {self._command[0]}: {error}") from error
+                raise InventoryError(f"cannot start {self._name} {self._command[0]}: {fault_of(error)}") from error
             self.call = "start"
             self.starts += 1
         return self._running

@@ -11,14 +11,16 @@ from msgspec import convert
 from msgspec.structs import replace
 
 from nri_gpu.domain.edits import Extra
-from nri_gpu.domain.errors import Fault, InventoryError, PolicyError
+from nri_gpu.domain.errors import Fault, InventoryError, PolicyError, cause_of
 from nri_gpu.domain.finding import Finding, warning
 from nri_gpu.domain.node import GpuFault, Inventory, Link, Majors, NumaNode
 from nri_gpu.inventory.topology_reader import TableReader
 from nri_gpu.inventory.topology_tables import FileTable
 from nri_gpu.policy.lines import key_lines, line_of, read_toml
 from nri_gpu.system.clocks import since_boot_s
+from nri_gpu.system.storage import open_input
 
+FILE_MAX: Final = 16 << 20  # bytes; 16 GPUs with all their links take 10 000
 FORMER: Final = "change"  # the array of tables that is read and ignored for a release
 
 
@@ -26,8 +28,7 @@ class TopologyError(InventoryError):
     """A topology file's faults, all at once."""
 
     def __init__(self, *faults: Fault) -> None:
-        super().__init__("; ".join(str(fault) for fault in faults))
-        self.faults = faults
+        super().__init__("; ".join(str(fault) for fault in faults), faults=faults)
 
 
 def load_topology(path: str | Path, *, boot_clock: Callable[[], float] = since_boot_s) -> Inventory:
@@ -45,9 +46,14 @@ def former_tables(path: str | Path) -> Iterator[Finding]:
 
 def _text(path: str | Path) -> str:
     try:
-        return Path(path).read_text(encoding="utf-8")
+        with open_input(path) as file:
+            content = file.read(FILE_MAX + 1)
+        if len(content) > FILE_MAX:
+            raise TopologyError(Fault(str(path), "", f"is larger than {FILE_MAX >> 20} MiB"))
+        return content.decode()
     except OSError as error:
-        raise TopologyError(Fault(str(path), "", error.strerror or str(error))) from error
+        denied = isinstance(error, PermissionError)
+        raise TopologyError(Fault(str(path), "", cause_of(error), denied=denied)) from error
     except UnicodeDecodeError as error:
         raise TopologyError(Fault(str(path), "", f"is not UTF-8: {error.reason}")) from error
 

@@ -17,6 +17,7 @@ from typing import Final
 from loguru import logger
 
 from nri_gpu.domain.bounds import PROFILE, UNKNOWN_MODEL
+from nri_gpu.domain.errors import fault_of
 from nri_gpu.domain.gpu import Gpu, MigPart, Unit, is_compute_slice, slices
 from nri_gpu.domain.node import Inventory
 from nri_gpu.policy.kubelet_settings import KubeletSettings, MigStrategy
@@ -223,7 +224,7 @@ class LabelController:
             if file:
                 await self._write(file)
         except OSError as error:
-            self._log.warning("node labels not written", str(error), path=path)
+            self._log.warning("node labels not written", fault_of(error), path=path)
             return False
         self._log.clear()
         return True

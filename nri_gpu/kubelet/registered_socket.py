@@ -30,7 +30,7 @@ from nri_gpu._pb import deviceplugin_pb2_grpc as pb_grpc
 from nri_gpu._pb import pluginregistration_pb2_grpc as watcher_grpc
 from nri_gpu._pb.pluginregistration_pb2 import PluginInfo
 from nri_gpu.domain.allocation import ResourceStatus
-from nri_gpu.domain.errors import NriGpuError, RestartNeededError
+from nri_gpu.domain.errors import NriGpuError, RestartNeededError, fault_of
 from nri_gpu.kubelet.advertised import AdvertisedDevices
 from nri_gpu.kubelet.device_plugin import VERSION, DevicePluginService, PluginWatcherService
 from nri_gpu.policy.forms import SOCKET_PATH_MAX
@@ -100,7 +100,7 @@ class Endpoint:
             except RestartNeededError:
                 raise
             except (RegistrationError, OSError) as error:
-                self._complain(str(error))
+                self._complain(fault_of(error))
             except Exception as error:  # the NRI plugin goes on serving, whatever goes wrong here
                 logger.opt(exception=True).bind(resource=self.resource).error("bug: kubelet session ended")
                 self._fault = f"a bug in nri-gpu ended it: {type(error).__name__}"

@@ -28,6 +28,7 @@ from nri_gpu.domain.allocation import (
     AllocationInvalid,
 )
 from nri_gpu.domain.edits import Mount
+from nri_gpu.domain.errors import cause_of
 from nri_gpu.domain.names import KUBELET_KEY
 from nri_gpu.ledger.grant_text import has_mac, mac_of, signed_fields
 from nri_gpu.nri.convert import Configured
@@ -106,7 +107,7 @@ class TokenKey:
         except FileNotFoundError:
             return None
         except OSError as error:
-            fault = f"key in {self._folder}: {error.strerror}; answers to the kubelet cannot be signed without it"
+            fault = f"key in {self._folder}: {cause_of(error)}; answers to the kubelet cannot be signed without it"
             self._log.warning("device plugin not started yet", fault)
             return None
         if key == self._key:

@@ -19,6 +19,7 @@ from msgspec.structs import replace
 
 from nri_gpu.decision.mps_seats import holds_by_mps, uses_mps
 from nri_gpu.domain.decision import Grant
+from nri_gpu.domain.errors import cause_of, fault_of
 from nri_gpu.domain.gpu import GpuUuid
 from nri_gpu.domain.gpu_request import Mode
 from nri_gpu.domain.mps import MpsFolders
@@ -224,7 +225,7 @@ class MpsController:
                     try:
                         folder.make()
                     except OSError as error:
-                        unmade[gpu.uuid] = error.strerror or str(error)
+                        unmade[gpu.uuid] = cause_of(error)
                     else:
                         self._prepared[gpu.uuid] = folder
         if unmade != self._folders.unmade:
@@ -332,7 +333,9 @@ class MpsController:
                 removed = False
                 if not self._complained:  # once: the names differ each time
                     self._complained = True
-                    logger.bind(path=str(path), fault=str(error)).warning("folder of an ended MPS daemon not removed")
+                    logger.bind(path=str(path), fault=fault_of(error)).warning(
+                        "folder of an ended MPS daemon not removed"
+                    )
         return removed
 
     def _done(self, task: asyncio.Task[None]) -> None:

@@ -15,7 +15,7 @@ from typing import Final
 
 from msgspec import Struct
 
-from nri_gpu.domain.errors import NriGpuError
+from nri_gpu.domain.errors import NriGpuError, cause_of, fault_of
 from nri_gpu.domain.gpu import DEFAULT_CAPABILITIES, GpuUuid
 from nri_gpu.domain.mps import LOG_VARIABLE, PIPE_VARIABLE, WHOLE_PERCENT
 from nri_gpu.domain.node import DriverFiles
@@ -83,7 +83,7 @@ async def _output(command: list[str], environment: Mapping[str, str], text: str,
     except TimeoutError as error:
         raise MpsError(str(error) or f"{name} did not end within {limit_s:.0f} s") from None
     except OSError as error:
-        raise MpsError(f"{name} cannot be run: {error.strerror}") from error
+        raise MpsError(f"{name} cannot be run: {cause_of(error)}") from error
     answer = " ".join((ended.output + ended.errors).decode(errors="replace").split())
     if ended.status:
         raise MpsError(
@@ -136,7 +136,7 @@ class MpsDaemon:
         try:
             self.folder.make()
         except OSError as error:
-            raise MpsError(f"the folders of {CONTROL} cannot be made: {error}") from error
+            raise MpsError(f"the folders of {CONTROL} cannot be made: {fault_of(error)}") from error
 
     async def start(self, tools: MpsTools, settings: MpsSettings) -> None:
         """Start the prepared daemon and wait until it serves. Raises: MpsError: it does not, and was ended."""
@@ -149,7 +149,7 @@ class MpsDaemon:
             with FileIO(its), FileIO(ours, "wb") as gate:
                 self._watch = await self._started(tools, settings, self._spawn(tools, its), gate)
         except OSError as error:
-            raise MpsError(f"{CONTROL} cannot be started: {error}") from error
+            raise MpsError(f"{CONTROL} cannot be started: {fault_of(error)}") from error
 
     async def adopt(self, tools: MpsTools, settings: MpsSettings) -> bool:
         """Take over the noted daemon if it lives and serves; end it if it only lives. Return whether it serves.
@@ -165,7 +165,7 @@ class MpsDaemon:
             watch = None
         except OSError as error:
             why = f"the {CONTROL} noted in {self.folder.file} may still serve, and cannot be watched"
-            raise MpsError(f"{why}: {error}; no other is started before it can be") from error
+            raise MpsError(f"{why}: {fault_of(error)}; no other is started before it can be") from error
         if watch is None:
             self.folder = self._renewed()
             return False
@@ -247,7 +247,7 @@ class MpsDaemon:
             await self._limit(tools, settings)
         except (MpsError, OSError) as error:
             await self._end(watch, signal.SIGTERM, signal.SIGKILL)
-            raise MpsError(f"{error}") from error
+            raise MpsError(f"{fault_of(error)}") from error
         return watch
 
     async def _serves(self, tools: MpsTools, watch: ProcessWatch) -> None:

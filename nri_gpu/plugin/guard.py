@@ -23,6 +23,7 @@ from nri_gpu.decision.start_check import (
 )
 from nri_gpu.domain.container import Container, ContainerId
 from nri_gpu.domain.decision import Code, Reason
+from nri_gpu.domain.errors import fault_of
 from nri_gpu.domain.gpu_request import Mode
 from nri_gpu.domain.names import GRANT_KEY
 from nri_gpu.ledger.grant_text import InvalidGrant, SignedGrant
@@ -129,7 +130,7 @@ class Guard:
         except OSError as error:
             sentence = (
                 "the journal in the state folder, which says whose GPUs went to another container, cannot be read "
-                f"({error}): fix that, and start the container again."
+                f"({fault_of(error)}): fix that, and start the container again."
             )
             return Reason(Code.NODE_NOT_READY, sentence)
         return validate_nodes(container, grant) if self.runtime in HEED_STARTS else None

@@ -12,7 +12,8 @@ from loguru import logger
 from msgspec.structs import replace
 
 from nri_gpu.domain.container import Container
-from nri_gpu.domain.errors import Exit, PolicyError
+from nri_gpu.domain.errors import Exit, PolicyError, fault_of
+from nri_gpu.domain.text import counted
 from nri_gpu.nri.convert import Configured
 from nri_gpu.plugin.guard import Guard
 from nri_gpu.plugin.guard_state import DaemonState
@@ -44,7 +45,7 @@ def guard_settings(state_dir: Path, path: Path | None, options: Mapping[str, obj
     try:
         return load_last_good(state_dir, options)
     except (PolicyError, OSError) as error:
-        logger.bind(fault=str(error)).error("last good policy not usable either")
+        logger.bind(fault=fault_of(error)).error("last good policy not usable either")
         return None
 
 
@@ -99,7 +100,7 @@ class GuardProcess:
             cri_fault=self._cri.hindrance(),
         )
         logger.bind(ungranted=without, waiting=len(found.waiting)).info("guarding")
-        status = f", {without} containers run without the GPUs they asked for" if without else ""
+        status = f", {counted(without, 'container')} without the GPUs asked for" if without else ""
         self._notifier.ready(f"guarding {self._settings.plugin.socket}{status}")
         later(self._write_status)
         if found.revoked:

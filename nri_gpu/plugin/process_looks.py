@@ -15,6 +15,7 @@ from loguru import logger
 from msgspec import Struct
 
 from nri_gpu.domain.container import ContainerId, FirstProcess
+from nri_gpu.domain.errors import fault_of
 from nri_gpu.domain.gpu import GpuUuid
 from nri_gpu.ledger.events import LedgerEvent
 from nri_gpu.ledger.ledger import Ledger
@@ -172,7 +173,7 @@ class ProcessLooks:
             except ProcessLookupError:
                 self.saw(Exited(id_, exits[id_]))
             except (OSError, OverflowError) as error:
-                self._pidfd_faults.note("process of a container cannot be watched", str(error), container_id=id_)
+                self._pidfd_faults.note("process of a container cannot be watched", fault_of(error), container_id=id_)
                 self.saw(NotWatched(id_))
             else:
                 self._pidfds[id_] = exits[id_], fd

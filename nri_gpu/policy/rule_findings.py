@@ -12,6 +12,7 @@ from typing import Final
 from nri_gpu.domain.finding import Finding, in_policy
 from nri_gpu.domain.gpu import Capabilities, Capability, closure
 from nri_gpu.domain.node import Inventory
+from nri_gpu.domain.text import counted
 from nri_gpu.policy.forms import UNLIMITED, Globs, is_literal
 from nri_gpu.policy.model import Policy, PrivilegedAction, Stale
 from nri_gpu.policy.rules import LIMIT_KEYS, Pool, Rule
@@ -89,7 +90,7 @@ def unreachable_rules(policy: Policy) -> Iterator[Finding]:
     ]
     yield from found[:SHOWN_MAX]
     if len(found) > SHOWN_MAX:
-        yield in_policy(f"{len(found) - SHOWN_MAX} more rules can never decide")
+        yield in_policy(f"{counted(len(found) - SHOWN_MAX, 'more rule')} can never decide")
 
 
 def namespaces_behind_rules(policy: Policy) -> Iterator[Finding]:
@@ -230,7 +231,7 @@ def advise_for(policy: Policy, inventory: Inventory) -> tuple[Finding, ...]:
     members = policy.pool.members(inventory)
     used = {pool.name for pool in members.values()}
     units = len([unit for gpu in inventory.gpus for unit in (gpu.parts if gpu.mig_enabled else (gpu,))])
-    has = f"this node has {units} GPUs and MIG devices that can be granted"
+    has = f"this node has {counted(units, 'GPU')} (a MIG device counts as one)"
     found = [
         in_policy(
             f'pool[{index}] "{pool.name}" has no GPU of this node: {_why_empty(policy, index, inventory)}',

@@ -14,7 +14,7 @@ from nri_gpu.domain.edits import NO_EXTRAS, Extra, Extras
 from nri_gpu.domain.gpu import Capabilities, Capability, GpuUuid, closure
 from nri_gpu.domain.gpu_request import Mode
 from nri_gpu.domain.node import Inventory
-from nri_gpu.domain.text import quoted
+from nri_gpu.domain.text import counted, quoted
 from nri_gpu.domain.value import Value
 from nri_gpu.policy.forms import NOTHING, UNLIMITED
 from nri_gpu.policy.model import Otherwise, Policy, Stale
@@ -159,12 +159,12 @@ class Terms(Struct, frozen=True, kw_only=True):
             limit, used, more = getattr(self.limits, key), len(before), len(new - before)
             if not more or used + more <= limit or (claim and key == "gpus_per_container"):
                 continue
-            gpus = f"GPU{'s' * (limit != 1)}{' in exclusive mode' * key.startswith('exclusive')}"
+            most = f"{counted(limit, 'GPU')}{' in exclusive mode' * key.startswith('exclusive')}"
             of_which = f", of which {used} {'is' if used == 1 else 'are'} held already" if used else ""
             wait = "wait until some are free, " if used and more <= limit else ""
             return Reason(
                 Code.OVER_LIMIT,
-                f"{whose} may have at most {limit} {gpus}{of_which}; this {'claim' if claim else 'container'} asks for "
+                f"{whose} may have at most {most}{of_which}; this {'claim' if claim else 'container'} asks for "
                 f"{more}{' more' * bool(used)} ({self.limit_path(key)} in {self.source})",
                 cure=f"{wait}ask for fewer, or raise that limit",
             )

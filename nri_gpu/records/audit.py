@@ -26,6 +26,7 @@ from msgspec.structs import replace
 
 from nri_gpu.domain.container import Container
 from nri_gpu.domain.decision import Decision
+from nri_gpu.domain.errors import fault_of
 from nri_gpu.domain.node import Node
 from nri_gpu.domain.value import encode
 from nri_gpu.ledger.ledger import Ledger
@@ -88,7 +89,7 @@ class AuditLog:
         self._loop: asyncio.AbstractEventLoop | None = None  # while it runs
         self._timer: asyncio.TimerHandle | None = None
         self._batch: Future[None] | None = None  # that the thread took last
-        self._thread = ThreadPoolExecutor(1, "audit")
+        self._thread = ThreadPoolExecutor(1, "nri-gpu-audit")
         # What follows is the thread's.
         self._lost = 0
         self._bytes = 0  # of the file
@@ -184,7 +185,9 @@ class AuditLog:
             self._write_lines([line for note in notes for line in self._noted(note)])
         except OSError as error:
             self._begun = False  # something may be missing: write node, policy and ledger again
-            self._faults.warning("audit log not written; nothing else depends on it", str(error), path=str(self._path))
+            self._faults.warning(
+                "audit log not written; nothing else depends on it", fault_of(error), path=str(self._path)
+            )
             return
         except Exception as error:
             self._failed(error)

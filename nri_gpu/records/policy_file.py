@@ -18,7 +18,7 @@ import msgspec
 from loguru import logger
 from msgspec import Struct
 
-from nri_gpu.domain.errors import Fault, PolicyError
+from nri_gpu.domain.errors import Fault, PolicyError, cause_of, fault_of
 from nri_gpu.domain.finding import Finding, warning
 from nri_gpu.domain.names import POLICY_FILE
 from nri_gpu.policy.lines import key_lines, read_toml
@@ -81,11 +81,11 @@ def read_policy(path: str | Path | None, *, in_force: bool = False) -> PolicyTex
             raise _lost(chosen, "is missing") from None
         if not path:
             return None
-        raise _fault(chosen, "no such file; leave --policy out to start with the defaults") from None
+        raise _fault(chosen, "no such file") from None
     except PermissionError:
         raise _fault(chosen, f"user {os.geteuid()} may not read it", denied=True) from None
     except OSError as error:
-        raise _fault(chosen, f"cannot be read: {error.strerror}") from None
+        raise _fault(chosen, f"cannot be read: {cause_of(error)}") from None
     except UnicodeDecodeError as error:
         raise _fault(chosen, f"is not UTF-8: byte {error.start + 1} is 0x{error.object[error.start]:02x}") from None
     if in_force and source.blank:
@@ -309,7 +309,7 @@ class PolicyFile:
         try:
             keep()
         except OSError as error:
-            logger.bind(fault=str(error)).warning("policy not kept for the next start")
+            logger.bind(fault=fault_of(error)).warning("policy not kept for the next start")
 
     def _kept_before(self, source: PolicyText | None) -> Policy | None:
         """Return the previous daemon's policy, or None if there was none, or it had this very text."""

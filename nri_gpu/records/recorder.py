@@ -9,6 +9,7 @@ from loguru import logger
 
 from nri_gpu.domain.container import Container, ContainerId, PodId
 from nri_gpu.domain.decision import Decision, Grant
+from nri_gpu.domain.errors import fault_of
 from nri_gpu.domain.node import Node
 from nri_gpu.ledger.ledger import Ledger
 from nri_gpu.ledger.recording import Remembered
@@ -85,7 +86,7 @@ class StateRecorder:
         try:
             action()
         except OSError as error:
-            self._faults.warning("journal not written; signed grants on containers stay valid", str(error))
+            self._faults.warning("journal not written; signed grants on containers stay valid", fault_of(error))
             return False
         except Exception as error:
             logger.opt(exception=error).error("bug in the journal; signed grants on containers stay valid")

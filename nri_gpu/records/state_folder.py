@@ -10,7 +10,7 @@ from typing import Final
 
 from loguru import logger
 
-from nri_gpu.domain.errors import NriGpuError
+from nri_gpu.domain.errors import NriGpuError, cause_of
 from nri_gpu.system.storage import (
     KeyLengthError,
     NotPrivateError,
@@ -55,7 +55,7 @@ class StateFolder:
         except OSError as error:
             cure = "run as root" if isinstance(error, PermissionError) else "correct that"
             raise StateError(
-                f"state folder {self.path} cannot be used: {error.strerror}; {cure}, or give another --state-dir"
+                f"state folder {self.path} cannot be used: {cause_of(error)}; {cure}, or give another --state-dir"
             ) from error
         if not try_lock(lock):
             holder = lock_holder(lock) or self._holder()
@@ -103,13 +103,13 @@ class StateFolder:
         except FileNotFoundError:
             pass
         except (NotPrivateError, KeyLengthError) as error:
-            self.key_fault = str(error.strerror)
+            self.key_fault = cause_of(error)
         except OSError as error:
-            self.key_fault = f"it cannot be opened: {error.strerror}"
+            self.key_fault = f"it cannot be opened: {cause_of(error)}"
         try:
             return make_key(file)
         except OSError as error:
-            raise StateError(f"key {file} cannot be read or made: {error.strerror}") from error
+            raise StateError(f"key {file} cannot be read or made: {cause_of(error)}") from error
 
     def _holder(self) -> str:
         pid = (text_of(self.path / "lock") or "").strip()

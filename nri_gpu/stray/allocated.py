@@ -16,9 +16,10 @@ from typing import Final
 
 import msgspec
 
-from nri_gpu.domain.errors import NriGpuError
+from nri_gpu.domain.errors import NriGpuError, cause_of, fault_of
 from nri_gpu.domain.gpu import GpuUuid
 from nri_gpu.system.child import python, run
+from nri_gpu.system.proc import name_process
 from nri_gpu.system.storage import stat_of
 
 LIMIT_S: Final = 15.0
@@ -39,13 +40,13 @@ async def allocated(socket: str) -> Mapping[tuple[str, str], frozenset[GpuUuid]]
         if found is None or not S_ISSOCK(found.st_mode):
             return {}
     except OSError as error:
-        raise AllocationsUnknownError(f"{socket}: {error.strerror}") from error
+        raise AllocationsUnknownError(f"{socket}: {cause_of(error)}") from error
     try:
         child = await run([python(), "-I", "-m", "nri_gpu.stray.allocated", socket], LIMIT_S)
     except TimeoutError as error:
         raise AllocationsUnknownError(str(error) or f"no answer on {socket} within {LIMIT_S:.0f} s") from None
     except OSError as error:
-        raise AllocationsUnknownError(str(error)) from error
+        raise AllocationsUnknownError(fault_of(error)) from error
     if not child.output:
         raise AllocationsUnknownError(child.complaint or f"no answer on {socket}")
     devices: dict[tuple[str, str], frozenset[GpuUuid]] = {}
@@ -78,4 +79,5 @@ def main(arguments: list[str]) -> None:
 
 
 if __name__ == "__main__":
+    name_process("kubelet")
     main(sys.argv[1:])

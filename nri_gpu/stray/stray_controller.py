@@ -14,7 +14,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from nri_gpu.domain.container import ContainerId
-from nri_gpu.domain.errors import NriGpuError
+from nri_gpu.domain.errors import NriGpuError, fault_of
 from nri_gpu.domain.gpu import GpuUuid
 from nri_gpu.domain.node import Majors
 from nri_gpu.nri.list_size import ListedContainer
@@ -70,7 +70,7 @@ async def look(majors: Majors, limit_s: float = LOOK_LIMIT_S) -> Look:
         why = str(error) or f"a scan of all processes took longer than {limit_s:.0f} s, and was stopped"
         raise LookError(why) from None
     except OSError as error:
-        raise LookError(f"the process that scans the others cannot be started: {error}") from error
+        raise LookError(f"the process that scans the others cannot be started: {fault_of(error)}") from error
     found = [msgspec.json.decode(line, type=Use | Extent) for line in child.output.splitlines()]
     if not found or not isinstance(extent := found.pop(), Extent):
         raise LookError(f"the process that scans the others failed: {child.complaint or 'it reported nothing'}")

@@ -15,8 +15,10 @@ from typing import Final
 
 from loguru import logger
 
+from nri_gpu.domain.errors import fault_of
 from nri_gpu.policy.plugin_settings import GuardSettings
 from nri_gpu.system.child import python, run
+from nri_gpu.system.proc import name_process
 
 PATIENCE_S: Final = 30.0  # beyond the grace, for a runtime whose CRI is still starting
 DONE: Final = "ok"
@@ -36,7 +38,7 @@ async def stop_containers(
         child = await run(command, settings.stop_grace_s + 2 * patience_s, text="\n".join(names))
         output, fault = child.output, (child.complaint or "?") if child.status and not child.output else ""
     except (OSError, TimeoutError) as error:
-        output, fault = b"", str(error) or f"no answer on {settings.cri_socket}"
+        output, fault = b"", fault_of(error) if error.args else f"no answer on {settings.cri_socket}"
     stopped = set()
     for container, outcome in outcomes(output.decode(errors="replace")):
         bound = logger.bind(pod_name=names.get(container, "?"), container_id=container)
@@ -88,4 +90,5 @@ def main(arguments: list[str], ids: Iterable[str]) -> int:
 
 
 if __name__ == "__main__":
+    name_process("stops")
     sys.exit(main(sys.argv[1:], sys.stdin))

@@ -14,7 +14,7 @@ from typing import Final
 import msgspec
 from msgspec.structs import replace
 
-from nri_gpu.domain.errors import NriGpuError
+from nri_gpu.domain.errors import NriGpuError, cause_of, fault_of
 from nri_gpu.policy.plugin_settings import GuardSettings
 from nri_gpu.system.child import python, run
 from nri_gpu.system.container_stops import stop_containers
@@ -48,7 +48,7 @@ class RuntimeCri:
         try:
             return "" if stat.S_ISSOCK(path.stat().st_mode) else f"{path} is no socket"
         except OSError as error:
-            return f"{path}: {error.strerror}"
+            return f"{path}: {cause_of(error)}"
 
     async def list(self) -> CriList:
         """Ask for all sandboxes and containers. Raises: CriError."""
@@ -60,7 +60,8 @@ class RuntimeCri:
                 command = (python(), "-I", "-m", "nri_gpu.system.cri_list", path, str(self._limit_s))
                 child = await run(command, self._limit_s)
             except (OSError, TimeoutError) as error:
-                raise CriError(str(error) or f"no answer on {path} within {self._limit_s:.0f} s") from error
+                late = f"no answer on {path} within {self._limit_s:.0f} s"
+                raise CriError(fault_of(error) if error.args else late) from error
         try:
             return msgspec.json.decode(child.output, type=CriList)
         except (ValueError, RecursionError):

@@ -20,6 +20,7 @@ from typing import Any, Final, TypeVar
 from loguru import logger
 from msgspec import Struct
 
+from nri_gpu.domain.errors import cause_of
 from nri_gpu.system.tasks import LogOnce, cancelled
 
 ACCEPT_AGAIN_S: Final = 1.0  # after there was no file descriptor for a connection
@@ -174,7 +175,7 @@ class _Server:
             connection.close()
 
     def _pause_accepting(self, error: OSError) -> None:
-        fault = f"{error.strerror}; trying again each second"
+        fault = f"{cause_of(error)}; trying again each second"
         self._faults.warning("socket accepts no connections", fault, **self._log)
         self._refused += 1
         if self._calm:

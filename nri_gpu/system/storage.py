@@ -7,7 +7,7 @@ import fcntl
 import os
 import stat
 from pathlib import Path
-from typing import Final
+from typing import BinaryIO, Final
 
 from nri_gpu.system.user_namespace import is_the_hosts
 
@@ -49,6 +49,13 @@ def read_bytes(path: str | Path, most: int) -> bytes:
     """
     with open(path, "rb", opener=_at_once) as file:
         return file.read(most) or b""
+
+
+def open_input(path: str | Path) -> BinaryIO:
+    """Open what the command line names. A pipe that nobody writes is empty, and hangs nobody. Raises: OSError."""
+    file = open(path, "rb", opener=_at_once)  # noqa: SIM115 - the caller closes it
+    os.set_blocking(file.fileno(), True)
+    return file
 
 
 def _at_once(path: str, flags: int) -> int:

@@ -43,19 +43,21 @@ def read_documents(text: str, file: str, *, typed: bool = True) -> list[object]:
     except CommandError:
         raise
     except Exception as error:  # PyYAML lets through what its constructors raise: KeyError for `!!bool x`
-        raise CommandError(Exit.USAGE, f"{file} is not YAML: {' '.join(str(error).split())}") from error
+        raise CommandError(Exit.CONFIGURATION, f"{file} is not YAML: {' '.join(str(error).split())}") from error
     if not documents:
-        raise CommandError(Exit.USAGE, f"{file} is empty")
+        raise CommandError(Exit.CONFIGURATION, f"{file} is empty")
     return documents
 
 
 def too_large(file: str) -> CommandError:
-    return CommandError(Exit.USAGE, f"{file} is larger than {BYTES_MAX // 10**6} MB, the most that is read: split it")
+    return CommandError(
+        Exit.CONFIGURATION, f"{file} is larger than {BYTES_MAX // 10**6} MB, the most that is read: split it"
+    )
 
 
 def too_many(file: str, what: str) -> CommandError:
     """Return the refusal of a file with too many things. what: `2,000 pods`."""
-    return CommandError(Exit.USAGE, f"{file} holds more than {what}, the most that are explained: split it")
+    return CommandError(Exit.CONFIGURATION, f"{file} holds more than {what}, the most that are explained: split it")
 
 
 def _json(text: str) -> list[object]:
@@ -95,7 +97,7 @@ def _check(events: Iterable[yaml.Event], file: str) -> None:
         elif kind is yaml.SequenceEndEvent or kind is yaml.MappingEndEvent:
             depth -= 1
         if depth > _DEPTH_MAX:
-            raise CommandError(Exit.USAGE, f"{file} nests values more than {_DEPTH_MAX} levels deep")
+            raise CommandError(Exit.CONFIGURATION, f"{file} nests values more than {_DEPTH_MAX} levels deep")
         if pods > PODS_MAX:
             raise too_many(file, f"{PODS_MAX:,} pods")
         before = ""

@@ -12,6 +12,7 @@ from enum import Enum, StrEnum
 from typing import Final, TypeAlias
 
 from nri_gpu.domain.errors import LocalProtocolError, RemoteProtocolError
+from nri_gpu.domain.text import counted
 from nri_gpu.ttrpc.frames import (
     NEED_DATA,
     RECEIVE_MAX,
@@ -245,7 +246,7 @@ class Connection:
             return _reject(frame, StatusCode.UNIMPLEMENTED, "streaming is not implemented")
         if len(self._streams) >= self._open_limit:
             return _reject(
-                frame, StatusCode.RESOURCE_EXHAUSTED, f"{len(self._streams)} requests are waiting for an answer"
+                frame, StatusCode.RESOURCE_EXHAUSTED, f"{counted(len(self._streams), 'request')} waiting for an answer"
             )
         try:
             return decode_request(frame.stream_id, frame.data)

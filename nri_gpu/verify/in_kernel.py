@@ -13,7 +13,7 @@ from typing import Final, Self
 from msgspec import Struct
 
 from nri_gpu.domain.container import DeviceNumber
-from nri_gpu.domain.errors import UnseenError
+from nri_gpu.domain.errors import UnseenError, cause_of
 from nri_gpu.system.cgroups import DEVICES, UNIFIED, Mounted, cgroups_of, hierarchies, mounts_of, parsed
 from nri_gpu.system.proc import PROC
 from nri_gpu.verify import bpf
@@ -103,7 +103,7 @@ class Kernel:
         try:
             raw = [self._code(program) for program in self._programs(cgroup)]
         except OSError as error:
-            sentence = f"the eBPF programs of {cgroup} cannot be read: {error.strerror or error}"
+            sentence = f"the eBPF programs of {cgroup} cannot be read: {cause_of(error)}"
             raise UnseenError(sentence, error) from error
         for each in raw:
             if not each:

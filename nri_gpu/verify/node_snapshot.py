@@ -19,6 +19,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from nri_gpu import __version__
+from nri_gpu.domain.errors import cause_of
 from nri_gpu.domain.node import CompatPackage, DriverFiles, Inventory
 from nri_gpu.domain.value import Recorded, canonical, decode
 from nri_gpu.driver.driver_scan import Signatures, folder_signatures
@@ -109,7 +110,7 @@ def read_snapshot(folder: Path, key: bytes) -> Snapshot | None:
     except FileNotFoundError:
         return None
     except OSError as error:
-        raise SnapshotError(f"it cannot be read: {error.strerror}") from error
+        raise SnapshotError(f"it cannot be read: {cause_of(error)}") from error
     if len(content) > BYTES_MAX:
         raise SnapshotError(f"it is larger than {BYTES_MAX} bytes")
     return from_bytes(content, key)

@@ -15,7 +15,7 @@ import msgspec
 from msgspec import Struct
 from msgspec.structs import replace
 
-from nri_gpu.domain.errors import UnseenError
+from nri_gpu.domain.errors import UnseenError, cause_of
 from nri_gpu.domain.text import shown
 from nri_gpu.verify.oci_spec import Spec
 
@@ -90,7 +90,7 @@ def _entries(folder: Path) -> list[Path] | None:
     except (FileNotFoundError, NotADirectoryError):
         return None
     except OSError as error:
-        raise UnseenError(f"{folder} cannot be listed: {error.strerror}; be root", error) from error
+        raise UnseenError(f"{folder} cannot be listed: {cause_of(error)}; be root", error) from error
 
 
 def _read(path: Path) -> Bundle | None:
@@ -106,6 +106,6 @@ def _read(path: Path) -> Bundle | None:
             return None
         return replace(bundle, fault=f"its runtime wrote no {error.filename}: it may run in a virtual machine")
     except OSError as error:
-        return replace(bundle, fault=f"{error.filename} cannot be read: {error.strerror}")
+        return replace(bundle, fault=f"{error.filename} cannot be read: {cause_of(error)}")
     except (ValueError, RecursionError) as error:  # msgspec's are ValueErrors
         return replace(bundle, fault=f"its bundle {path} cannot be understood: {error}")

@@ -175,7 +175,7 @@ def test_what_ran_while_both_were_away(site: Site, launch: Launch, stopping: boo
 
         assert "pod_name=ungranted" in guard.wait_logged(WITHOUT)
         assert guard.log().count(WITHOUT) == 1
-        assert guard.has_notified(", 1 containers run without the GPUs they asked for")
+        assert guard.has_notified(", 1 container without the GPUs asked for")
         assert "pod_name=waiting" in guard.wait_logged("holds no grant: it will not start")
         wait_for("the guard's file", lambda: guard.seen()["ungranted"] == 1, 20)
         if stopping:
@@ -185,7 +185,7 @@ def test_what_ran_while_both_were_away(site: Site, launch: Launch, stopping: boo
             site.node.cri.start(waiting)
         daemon.start()
         daemon.wait_ready()
-        assert daemon.has_notified("1 containers run without the GPUs") is not stopping
+        assert daemon.has_notified("1 container without the GPUs") is not stopping
         assert (site.state(ungranted) == "RUNNING") is not stopping
         assert [site.state(each) for each in (granted, innocent)] == ["RUNNING", "RUNNING"]
 

@@ -118,7 +118,7 @@ def test_a_machine_of_sixteen_is_played_without_the_slow_one() -> None:
     [
         ("none", Exit.USAGE, "fewer than two GPUs"),
         ("mig-a100", Exit.USAGE, "fewer than two GPUs"),
-        ("no-such", Exit.CONFIGURATION, "No such file"),
+        ("no-such", Exit.CONFIGURATION, "no such file"),
     ],
 )
 def test_nothing_to_place(capsys: pytest.CaptureFixture[str], name: str, code: Exit, words: str) -> None:

@@ -100,7 +100,7 @@ DAMAGE: dict[str, tuple[Spoil, str]] = {
         "before this machine was start",
     ),
     "of another version": (written(SEALED), "nri-gpu/claims/v2"),
-    "a folder": (made_a_folder, "Is a directory"),
+    "a folder": (made_a_folder, "it is a folder"),
 }
 
 

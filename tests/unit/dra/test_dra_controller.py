@@ -441,4 +441,4 @@ async def test_nothing_is_served_where_policy_does_not_enable_it(tmp_path: Path,
         assert at.controller.fault.startswith("dra.pool: ")
     assert log.one("DRA driver process not served").fields["fault"].startswith("dra.pool: ")
     async with serving(tmp_path / "gone") as at:
-        assert "No such file" in at.controller.fault
+        assert "no such file" in at.controller.fault

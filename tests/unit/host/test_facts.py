@@ -87,4 +87,4 @@ def test_what_cannot_be_read_is_a_finding(host: HostTree) -> None:
     (host.base / "proc/driver/nvidia/params").unlink()
     (host.base / "proc/driver/nvidia/params").mkdir()
     (finding,) = host.look().unreadable
-    assert str(finding) == "/proc/driver/nvidia/params: cannot be read: Is a directory"
+    assert str(finding) == "/proc/driver/nvidia/params: cannot be read: it is a folder"

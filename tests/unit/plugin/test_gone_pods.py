@@ -98,7 +98,7 @@ async def test_without_cri_the_refusal_says_what_may_be_counted(folder: Path) ->
         "that are over may be counted, such as ml/old: a restart of nri-gpu counts anew (CRI does not tell: "
         in sentence
     )
-    assert sentence.endswith("No such file or directory).")
+    assert sentence.endswith("no such file).")
 
 
 @pytest.mark.parametrize("how", ["its last container is removed", "another sandbox of its name"])

@@ -136,7 +136,7 @@ def test_a_lock_that_cannot_be_written_still_locks(tmp_path: Path) -> None:
 
 def test_a_key_that_cannot_be_had_is_said(tmp_path: Path) -> None:
     (tmp_path / "key").mkdir()
-    with pytest.raises(StateError, match=r"key .*/key cannot be read or made: Is a directory"):
+    with pytest.raises(StateError, match=r"key .*/key cannot be read or made: it is a folder"):
         StateFolder(tmp_path).key()
 
 

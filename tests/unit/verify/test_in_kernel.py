@@ -116,7 +116,7 @@ def test_a_host_with_both_versions_asks_both(tmp_path: Path, rules: str, program
         (IN_V2, V2, {4: b"odd"}, "no whole instructions", False),
         (IN_V2, "", {}, "no hierarchy of cgroups", False),
         (IN_V1, "", {}, "cgroup v1 is not mounted", False),
-        (IN_V1, V1, {}, "devices.list cannot be read: No such file", False),
+        (IN_V1, V1, {}, "devices.list cannot be read: no such file", False),
         ("0::/other\n", V2, {}, "in no cgroup of this container", False),
         (f"0::/../{ID}\n", V2, {}, "run this on the host", False),
     ],
@@ -131,7 +131,7 @@ def test_what_cannot_be_seen(
 
 
 def test_a_process_that_is_gone(tmp_path: Path) -> None:
-    with pytest.raises(UnseenError, match="No such file"):
+    with pytest.raises(UnseenError, match="no such file"):
         mounts_of(8, tmp_path)
 
 

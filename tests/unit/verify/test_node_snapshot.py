@@ -88,7 +88,7 @@ def test_what_cannot_be_used_says_why(tmp_path: Path, content: bytes, words: str
 
 def test_a_folder_in_its_place(tmp_path: Path) -> None:
     (tmp_path / SNAPSHOT_FILE).mkdir()
-    with pytest.raises(SnapshotError, match="Is a directory"):
+    with pytest.raises(SnapshotError, match="it is a folder"):
         read_snapshot(tmp_path, KEY)
 
 
