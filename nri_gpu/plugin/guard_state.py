@@ -11,14 +11,19 @@ from typing import Final
 from loguru import logger
 
 from nri_gpu.domain.container import ContainerId
-from nri_gpu.domain.errors import PolicyError
+from nri_gpu.domain.errors import PolicyError, cause_of
 from nri_gpu.plugin.registration_pause import FILE as AWAY_FILE
 from nri_gpu.policy.model import Policy
 from nri_gpu.records.journal import JOURNAL, RevokedReader
 from nri_gpu.records.policy_file import DEFAULT_PATH, LAST_GOOD, OPTIONS, kept_options, load_last_good, load_policy
-from nri_gpu.system.storage import KeyLengthError, Signature, read_key, signature
+from nri_gpu.system.storage import KeyLengthError, NotPrivateError, Signature, read_key, signature
 from nri_gpu.system.tasks import LogOnce, set_within
 
+_AS_ROOT: Final = "Run the guard as root, with the daemon's --state-dir."
+_ANEW: Final = (
+    "Remove what is in the place of the key, and restart the daemon, which makes a new one; delete the pods whose "
+    "grants are not valid then."
+)
 LOOK_S: Final = 5.0  # between two looks at the policy's files, where no watch tells of a change
 
 
@@ -52,8 +57,9 @@ class DaemonState:
         except (FileNotFoundError, KeyLengthError):
             return None
         except OSError as error:
-            fault = error.strerror or str(error)
-            self._faults.warning("key not read: no signed grant is valid", fault, path=str(file))
+            denied = isinstance(error, PermissionError) and not isinstance(error, NotPrivateError)
+            fix = _AS_ROOT if denied else _ANEW
+            self._faults.warning("key not read: no signed grant is valid", cause_of(error), fix=fix, path=str(file))
             return None
         self._faults.clear()
         return key

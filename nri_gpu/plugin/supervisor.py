@@ -14,7 +14,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from nri_gpu.domain.container import TOLD_WITHIN_S
-from nri_gpu.domain.errors import LocalProtocolError, OversizeError, RemoteProtocolError
+from nri_gpu.domain.errors import LocalProtocolError, OversizeError, RemoteProtocolError, cause_of, fault_of
 from nri_gpu.nri.convert import Configured, register_to_pb
 from nri_gpu.nri.list_size import ListSize
 from nri_gpu.nri.subscription import Subscription, holds_list_back
@@ -117,7 +117,7 @@ class Supervisor:
                 await self._stay_away()
             except OSError as error:
                 missing = error.errno == errno.ENOENT
-                self._report(explain(error, path), path)
+                self._report(*explain(error, path), path)
             if self._was_ready or missing:
                 self._backoff.reset()
                 self._was_ready = False
@@ -187,7 +187,7 @@ class Supervisor:
             limit_s = self._limits.register_s
             transport.abort(RemoteProtocolError(f"RegisterPlugin not answered within {limit_s:.0f} s"))
         except (RuntimeCallError, ConnectionError) as error:
-            transport.abort(RemoteProtocolError(f"registration failed: {error}"))
+            transport.abort(RemoteProtocolError(f"registration failed: {fault_of(error)}"))
         reason = await transport.closed
         service.ended()
         synchronize = service.synchronize_facts()
@@ -283,10 +283,10 @@ class Supervisor:
         wait_s = waits_s[min(self._cut_short - 2, len(waits_s) - 1)]
         return max(wait_s - (loop.time() - began), FIRST_WAIT_S)
 
-    def _report(self, sentence: str, path: Path) -> None:
-        if sentence != self._faults.fault:
-            self._followers.away(sentence)
-        self._faults.warning("runtime not reached, trying again", sentence, socket=str(path))
+    def _report(self, why: str, fix: str, path: Path) -> None:
+        if why != self._faults.fault:
+            self._followers.away(f"{why}: {fix}")
+        self._faults.warning("runtime not reached, trying again", why, fix=fix, socket=str(path))
 
 
 async def _first_of(futures: Iterable[asyncio.Future[Exception | None]], began: float, limit_s: float) -> float:
@@ -305,8 +305,8 @@ async def _first_of(futures: Iterable[asyncio.Future[Exception | None]], began: 
     return longest_s
 
 
-def explain(error: OSError, path: Path, runtime_sockets: Iterable[Path] = RUNTIME_SOCKETS) -> str:
-    """Say why there is no connection to the socket, and what to change.
+def explain(error: OSError, path: Path, runtime_sockets: Iterable[Path] = RUNTIME_SOCKETS) -> tuple[str, str]:
+    """Return why there is no connection to the socket, and what to do about that.
 
     runtime_sockets: any of them that is there shows that containerd runs.
     """
@@ -315,15 +315,17 @@ def explain(error: OSError, path: Path, runtime_sockets: Iterable[Path] = RUNTIM
         if runtime:
             return (
                 f"containerd runs ({runtime}) but there is no NRI socket {path}: NRI is off, as by default before "
-                'containerd 2.0. Set disable = false under [plugins."io.containerd.nri.v1.nri"] in '
-                "/etc/containerd/config.toml and restart containerd; containerd older than 1.7 has no NRI"
+                "containerd 2.0",
+                'set disable = false under [plugins."io.containerd.nri.v1.nri"] in /etc/containerd/config.toml and '
+                "restart containerd (`nri-gpu doctor` prints the commands); containerd older than 1.7 has no NRI",
             )
-        return f"no NRI socket {path}: containerd is not running, or listens elsewhere (see --socket)"
+        fix = "start containerd, or set plugin.socket in the policy to its NRI socket"
+        return f"no NRI socket {path}: containerd is not running, or listens elsewhere", fix
     if error.errno in (errno.EACCES, errno.EPERM):
-        return f"no permission to connect to {path}: nri-gpu has to run as root"
+        return f"no permission to connect to {path}", "nri-gpu has to run as root"
     if error.errno == errno.ECONNREFUSED:
-        return f"nobody listens on {path}: it was left behind by a runtime that has stopped"
-    return f"cannot connect to {path}: {error.strerror or error}"
+        return f"nobody listens on {path}: it was left behind by a runtime that has stopped", "start the runtime"
+    return f"cannot connect to {path}: {cause_of(error)}", "set plugin.socket in the policy to the runtime's NRI socket"
 
 
 async def _socket_appears(path: Path) -> None:

@@ -13,7 +13,7 @@ from typing import Final, ParamSpec
 
 from loguru import logger
 
-from nri_gpu.domain.errors import Exit, RestartNeededError
+from nri_gpu.domain.errors import Exit, RestartNeededError, fault_of
 from nri_gpu.domain.phrases import FIXES
 
 STUCK_S: Final = 300.0
@@ -56,7 +56,10 @@ class LogOnce:
         self._told = False
 
     def warning(self, phrase: str, fault: str, **fields: object) -> None:
-        """Report a fault each time that it is met: it is logged with these fields if it differs from the last one."""
+        """Report a fault each time that it is met: it is logged with these fields if it differs from the last one.
+
+        A field `fix` says what to do about this very fault, where the phrase's own does not fit each of its faults.
+        """
         if not fault:
             self.clear()
             return
@@ -67,7 +70,7 @@ class LogOnce:
             self.note(phrase, fault, **fields)
             return
         self.fault, self._told = fault, True
-        bound = logger.bind(**fields, fault=fault, lasting_s=round(lasting_s), fix=FIXES.get(phrase, ""))
+        bound = logger.bind(**{"fix": FIXES.get(phrase, ""), **fields}, fault=fault, lasting_s=round(lasting_s))
         bound.error(phrase)
 
     def note(self, phrase: str, fault: str, **fields: object) -> None:
@@ -82,7 +85,7 @@ class LogOnce:
         try:
             yield
         except OSError as error:
-            self.warning(phrase, str(error), **fields)
+            self.warning(phrase, fault_of(error), **fields)
         else:
             self.clear()
 

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import threading
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Final
 
@@ -55,6 +57,37 @@ def test_the_key_that_the_daemon_made_and_no_copy_of_it(tmp_path: Path, log: Log
     assert [line.fields["path"] for line in log.warnings()] == [str(file)]
     file.unlink()
     assert state.key() is None
+
+
+def a_folder(file: Path) -> None:
+    file.unlink()
+    file.mkdir(0o700)
+
+
+def a_link(file: Path) -> None:
+    file.symlink_to(file.rename(file.with_name("moved")))
+
+
+KEY_FAULTS: dict[str, tuple[Callable[[Path], None], str]] = {
+    "others may read it": (lambda file: file.chmod(0o644), "Remove what is in the place of the key"),
+    "a folder": (a_folder, "Remove what is in"),
+    "a link": (a_link, "Remove what is in"),
+    "not root's guard": (lambda _: os.seteuid(65534), "Run the guard as root, with the daemon's --state-dir."),
+}
+
+
+@pytest.mark.parametrize(("spoil", "fix"), KEY_FAULTS.values(), ids=KEY_FAULTS)
+def test_a_key_that_is_not_read_is_logged_with_the_fix_for_that_fault(
+    tmp_path: Path, log: Log, spoil: Callable[[Path], None], fix: str
+) -> None:
+    StateFolder(tmp_path).key()
+    state = DaemonState(tmp_path, None)
+    spoil(tmp_path / "key")
+    try:
+        assert state.key() is None
+    finally:
+        os.seteuid(0)
+    assert str(log.one("key not read: no signed grant is valid").fields["fix"]).startswith(fix)
 
 
 async def test_a_request_takes_the_policy_as_it_was_parsed_and_parses_nothing(tmp_path: Path) -> None:

@@ -66,7 +66,7 @@ async def absent(served: ServedPlugin, log: Log) -> str:
     assert served.alive
     line = log.one(NOT_REACHED)
     assert line.fields["socket"] == str(served.listener.path)
-    assert [line.fields["fault"]] == served.away
+    assert ["{fault}: {fix}".format(**line.fields)] == served.away
     return served.away[0]
 
 
@@ -157,7 +157,7 @@ async def test_no_runtime_for_minutes_is_an_error_once(folder: Path, log: Log) -
         await until("the end", lambda: log.said("connection ended, reconnecting"))
         await (await served.listener.accept()).handshake()
     assert [line.level for line in log.warnings()] == ["WARNING", "ERROR", "WARNING"]
-    assert "Start containerd" in log.warnings()[1].fields["fix"]
+    assert "start containerd" in log.warnings()[1].fields["fix"]
 
 
 async def test_a_backlog_that_is_full(folder: Path, log: Log) -> None:
@@ -361,12 +361,24 @@ async def test_stopping_does_not_wait_for_a_runtime_that_does_not_read(folder: P
         assert time.monotonic() - began < 3
 
 
-@pytest.mark.parametrize(("number", "words"), [(errno.EPERM, "has to run as root"), (errno.ENOTSOCK, "cannot connect")])
-def test_every_other_reason_has_its_sentence(number: int, words: str) -> None:
-    assert words in explain(OSError(number, ""), NRI_SOCKET, ())
+REASONS = {
+    errno.ENOENT: (
+        "containerd is not running, or listens elsewhere",
+        "start containerd, or set plugin.socket in the policy to its NRI socket",
+    ),
+    errno.EPERM: ("no permission to connect", "nri-gpu has to run as root"),
+    errno.ECONNREFUSED: ("nobody listens", "start the runtime"),
+    errno.ENOTSOCK: ("cannot connect", "set plugin.socket in the policy to the runtime's NRI socket"),
+}
+
+
+@pytest.mark.parametrize(("number", "words"), REASONS.items())
+def test_every_other_reason_has_its_sentence_and_its_fix(number: int, words: tuple[str, str]) -> None:
+    why, fix = explain(OSError(number, ""), NRI_SOCKET, ())
+    assert (words[0] in why, fix) == (True, words[1])
 
 
 def test_nri_that_is_off_is_told_from_a_runtime_that_is_not_there(tmp_path: Path) -> None:
-    sentence = explain(FileNotFoundError(errno.ENOENT, ""), NRI_SOCKET, (tmp_path,))
-    assert f"containerd runs ({tmp_path}) but there is no NRI socket {NRI_SOCKET}: NRI is off" in sentence
-    assert 'disable = false under [plugins."io.containerd.nri.v1.nri"]' in sentence
+    why, fix = explain(FileNotFoundError(errno.ENOENT, ""), NRI_SOCKET, (tmp_path,))
+    assert f"containerd runs ({tmp_path}) but there is no NRI socket {NRI_SOCKET}: NRI is off" in why
+    assert 'disable = false under [plugins."io.containerd.nri.v1.nri"]' in fix

@@ -64,6 +64,19 @@ def test_faults_that_last_for_minutes_are_one_error_that_says_what_to_do() -> No
     assert error == {"socket": "/s", "fault": "gone", "lasting_s": 300, "fix": FIXES[LOST]}
 
 
+def test_a_fault_with_a_fix_of_its_own_has_no_other() -> None:
+    now = 0.0
+    faults = LogOnce(stuck_s=300.0, clock=lambda: now)
+    with Log() as log:
+        faults.warning(LOST, "away", fix="come back")
+        now = 300.0
+        faults.warning(LOST, "away", fix="come back")
+    assert [(line.level, line.fields["fix"]) for line in log.said(LOST)] == [
+        ("WARNING", "come back"),
+        ("ERROR", "come back"),
+    ]
+
+
 def test_a_note_is_no_error_however_long_it_lasts() -> None:
     faults = LogOnce(stuck_s=0.0)
     with Log() as log:
