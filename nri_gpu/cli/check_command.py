@@ -20,9 +20,10 @@ from nri_gpu.doctor.driver_checks import lacking
 from nri_gpu.doctor.examined import Examined
 from nri_gpu.doctor.host_checks import loader_findings
 from nri_gpu.doctor.kubelet_checks import claim_findings
-from nri_gpu.domain.errors import CommandError, DriverError, Exit, Fault, InventoryError, PolicyError
+from nri_gpu.domain.errors import CommandError, DriverError, Exit, Fault, InventoryError, PolicyError, cause_of
 from nri_gpu.domain.finding import Finding, Level, in_policy
 from nri_gpu.domain.names import DEFAULT_STATE
+from nri_gpu.domain.text import counted
 from nri_gpu.driver.driver_scan import scan
 from nri_gpu.host.components import node_advice
 from nri_gpu.host.modules import module_version
@@ -57,7 +58,7 @@ class FaultLine(Struct, frozen=True):
 
 
 class CheckDocument(Struct, frozen=True, tag_field="schema", tag="nri-gpu/check/v1"):
-    """The faults of a policy file; and advice, where there are none.
+    """The faults of a policy file; and advice, where there are none. notes: what else to know, as of a wide policy.
 
     options: over the file, of the command line and of the running daemon's.
     """
@@ -66,6 +67,7 @@ class CheckDocument(Struct, frozen=True, tag_field="schema", tag="nri-gpu/check/
     faults: tuple[FaultLine, ...]
     advice: tuple[str, ...]
     options: Mapping[str, Option]
+    notes: tuple[str, ...] = ()
 
 
 def run(args: argparse.Namespace) -> int:
@@ -81,7 +83,8 @@ def run(args: argparse.Namespace) -> int:
     try:
         policy = build_policy(read_policy(args.file, in_force=bool(memory.source)), options)
     except PolicyError as error:
-        return _faults(args, error.faults, options, Exit.CONFIGURATION)
+        denied = Exit.of_faults(error.faults) is Exit.PERMISSION
+        return _faults(args, error.faults, options, Exit.PERMISSION if denied else Exit.CONFIGURATION)
     if policy.empty_tables:
         return _faults(args, policy.empty_tables, options, Exit.FINDING)
     seen = Examined(policy=policy, status=status, state_dir=state_dir, in_pod=in_pod())
@@ -99,6 +102,7 @@ def run(args: argparse.Namespace) -> int:
         *claim_findings(seen),
     )
     advice = tuple(each.meaning for each in found if each.level in (Level.WARNING, Level.ERROR))
+    notes = tuple(each.meaning for each in found if each.level is Level.NOTE)
     page = [Line(titled(f"{policy.source}: ok", simulated=bool(args.gpus)))]
     for whose, those in (("these", given), ("the running daemon's", options.keys() - given.keys())):
         if shown := ", ".join(f"{key} = {json.dumps(options[key])}" for key in sorted(those)):
@@ -106,13 +110,14 @@ def run(args: argparse.Namespace) -> int:
     if status and status.kubelet.enabled:
         page.append(Line(f"kubelet: {fail_closed(status)}"))
     page += lines((f"advice: {sentence}" for sentence in advice), Tone.WARN)
-    answer(args, CheckDocument(this_node(), (), advice, options), page)
+    page += lines((f"note: {sentence}" for sentence in notes), Tone.PLAIN)
+    answer(args, CheckDocument(this_node(), (), advice, options, notes), page)
     return Exit.OK
 
 
 def _faults(args: argparse.Namespace, found: tuple[Fault, ...], options: Mapping[str, Option], code: Exit) -> int:
     faults = convert(found, tuple[FaultLine, ...], from_attributes=True)
-    told = (f"{found[0].file}: {len(faults)} fault{'s' * (len(faults) > 1)}", *map(str, found))
+    told = (f"{found[0].file}: {counted(len(faults), 'fault')}", *map(str, found))
     answer(args, CheckDocument(this_node(), faults, (), options), lines(told, Tone.BAD))
     return code
 
@@ -123,7 +128,8 @@ def _forget(*files: Path | None) -> None:
         try:
             file.unlink(missing_ok=True)
         except OSError as error:
-            raise CommandError(Exit.of(error), f"{file} cannot be removed: {error.strerror}; be root") from None
+            root = "; be root" * isinstance(error, PermissionError)
+            raise CommandError(Exit.of(error), f"{file} cannot be removed: {cause_of(error)}{root}") from None
 
 
 def _of_gpus(policy: Policy, topology: str | None) -> tuple[Finding, ...]:

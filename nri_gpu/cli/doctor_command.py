@@ -17,7 +17,7 @@ from nri_gpu.doctor.examine import DoctorDocument, examine, paragraphs, to_text
 from nri_gpu.doctor.examined import Examined
 from nri_gpu.doctor.runtimes import container_runtime
 from nri_gpu.doctor.support_bundle import bundle
-from nri_gpu.domain.errors import CommandError, Exit, PolicyError
+from nri_gpu.domain.errors import CommandError, Exit, PolicyError, cause_of
 from nri_gpu.domain.finding import Level
 from nri_gpu.domain.names import CONTROL_SOCKET, DEFAULT_STATE, POLICY_FILE
 from nri_gpu.plugin.guard_status import DEFAULT_RUN_DIR, in_pod
@@ -31,6 +31,7 @@ BUNDLE_SUFFIX: Final = ".tar.gz"
 TONES: Final = {
     None: Tone.HEAD,
     Level.OK: Tone.PLAIN,
+    Level.NOTE: Tone.PLAIN,
     Level.WARNING: Tone.WARN,
     Level.ERROR: Tone.BAD,
     Level.UNSEEN: Tone.FAINT,
@@ -63,7 +64,7 @@ def _pack(path: Path, content: bytes) -> None:
     try:
         write_whole(path, content)
     except OSError as error:
-        raise CommandError(Exit.of(error), f"{path} cannot be written: {error.strerror}") from None
+        raise CommandError(Exit.of(error), f"{path} cannot be written: {cause_of(error)}") from None
     print(f"{path} is for a bug report: no keys, no environments; it names pods, GPUs and paths", file=sys.stderr)
 
 

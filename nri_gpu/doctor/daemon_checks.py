@@ -10,7 +10,9 @@ from nri_gpu.decision.overlaps import SEPARATE, conflict_sentence
 from nri_gpu.doctor.examined import Examined
 from nri_gpu.doctor.programs import RunningProgram, is_installed, running
 from nri_gpu.doctor.runtimes import ContainerRuntime
+from nri_gpu.domain.errors import fault_of
 from nri_gpu.domain.finding import Finding, error, ok, unseen, warning
+from nri_gpu.domain.text import counted
 from nri_gpu.driver.stage_owner import stage_advice
 from nri_gpu.health.health_notes import failing, reset_steps, withhold_steps
 from nri_gpu.mps.mps_folders import mps_advice
@@ -102,8 +104,8 @@ def _answers(seen: Examined) -> Finding:
                 "removed or replaced, or is not the daemon's (--state-dir)",
                 *_RESTART,
             )
-        case FileNotFoundError() | ConnectionRefusedError():
-            missing = isinstance(seen.silence, FileNotFoundError)
+        case FileNotFoundError() | NotADirectoryError() | ConnectionRefusedError():
+            missing = not isinstance(seen.silence, ConnectionRefusedError)
             which = f"with state folder {seen.state_dir}"
             what = f"no nri-gpu runs {which}" if missing else f"the nri-gpu {which} has ended"
             return error(subject, f"{what}: containers start without GPUs", *_start(seen, "nri-gpu"))
@@ -112,7 +114,7 @@ def _answers(seen: Examined) -> Finding:
         case fault:
             return error(
                 subject,
-                f"what answers in {seen.state_dir} is no nri-gpu of this version: {fault}",
+                f"what answers in {seen.state_dir} is no nri-gpu of this version: {fault_of(fault)}",
                 "nri-gpu --version; systemctl restart nri-gpu    # daemon and command of one version",
             )
 
@@ -145,8 +147,7 @@ def _synchronize(runtime: RuntimeConnection, unit: str) -> Iterator[Finding]:
     subject, last = "Synchronize", runtime.synchronize
     if last is None:
         return
-    messages = f"{last.parts} message{'s' * (last.parts > 1)}"
-    size = f"{last.objects} pods and containers, {last.size_bytes / 1024:.0f} KiB in {messages}"
+    size = f"{last.objects} pods and containers, {last.size_bytes / 1024:.0f} KiB in {counted(last.parts, 'message')}"
     if not last.whole:
         yield error(
             subject,
@@ -298,8 +299,8 @@ def guard_finding(seen: Examined) -> Finding:
     if status.ungranted:
         return error(
             subject,
-            f"{status.ungranted} containers ran without the GPUs they asked for when the guard connected: delete their "
-            "pods to have them granted",
+            f"{counted(status.ungranted, 'container')} ran without the GPUs asked for when the guard connected: delete "
+            "the pods to have them granted",
             "journalctl -u nri-gpu-guard    # names them",
         )
     if status.policy_fault:

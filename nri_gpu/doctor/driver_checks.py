@@ -21,7 +21,7 @@ from nri_gpu.domain.finding import Finding, error, ok, unseen, warning
 from nri_gpu.domain.gpu import closure
 from nri_gpu.domain.health import Sign
 from nri_gpu.domain.node import DriverFiles
-from nri_gpu.domain.text import listed
+from nri_gpu.domain.text import counted, listed
 from nri_gpu.driver.driver_scan import FoundDriver, scan
 from nri_gpu.driver.manifest import read_manifest
 from nri_gpu.host.actions import FixNode, LoadModule, MakeLink, make_plan
@@ -89,7 +89,7 @@ def _on_the_bus(seen: Examined, gpus: Sequence[PciGpu], *, module: bool) -> Find
     if gpus and all(gpu.of_machines for gpu in gpus):
         return warning("GPUs", f"each NVIDIA GPU on the PCI bus is for virtual machines: {_NOTHING}")
     if gpus:
-        return ok("GPUs", f"{len(gpus)} NVIDIA GPU{'s' * (len(gpus) > 1)} on the PCI bus")
+        return ok("GPUs", f"{counted(len(gpus), 'NVIDIA GPU')} on the PCI bus")
     if not seen.at("/sys/bus/pci/devices").is_dir():
         return unseen("GPUs", "the PCI bus cannot be seen here: /sys/bus/pci/devices is missing")
     if module:
@@ -215,7 +215,7 @@ def _versions(seen: Examined) -> Iterator[Finding]:
     if found.left_out:
         yield warning(
             "driver files",
-            f"{len(found.left_out)} files of the driver are left out of containers, such as "
+            f"{counted(len(found.left_out), 'file')} of the driver left out of containers, such as "
             f"{found.left_out[0].path}: {found.left_out[0].reason}",
             "nri-gpu driver    # lists each with its reason",
         )
@@ -274,8 +274,8 @@ def _nodes(seen: Examined) -> Iterator[Finding]:
     if links:
         yield warning(
             "/dev/char links",
-            f"{len(links)} links by number are missing or wrong, such as {links[0].subject}: with runc 1.1.3 to 1.1.6 "
-            "or systemd before 240, containers lose their GPUs at the next `systemctl daemon-reload`",
+            f"{counted(len(links), 'link')} by number missing or wrong, such as {links[0].subject}: with runc 1.1.3 to "
+            "1.1.6 or systemd before 240, containers lose their GPUs at the next `systemctl daemon-reload`",
             _PREPARE,
         )
 

@@ -22,7 +22,9 @@ from nri_gpu.doctor.kubelet_checks import kubelet_findings
 from nri_gpu.doctor.programs import ON_THE_HOST
 from nri_gpu.doctor.runtime_checks import runtime_findings
 from nri_gpu.doctor.runtimes import ContainerRuntime
+from nri_gpu.domain.errors import fault_of
 from nri_gpu.domain.finding import Finding, Level, unseen
+from nri_gpu.domain.text import counted
 from nri_gpu.system.node_name import NamedNode, this_node
 
 WIDTH_MIN: Final = 40
@@ -30,7 +32,13 @@ SIMULATED: Final = "SIMULATED: the GPUs are those of a topology file; all else i
 _INDENT: Final = " " * 10
 _COMMENT: Final = f"  {_INDENT}# "
 _IN_POD: Final = ("kubectl ", "ls ", "crictl ", "#")  # what else is advised is for the node
-_SIGNS: Final = {Level.OK: "ok", Level.WARNING: "WARNING", Level.ERROR: "ERROR", Level.UNSEEN: "not seen"}
+_SIGNS: Final = {
+    Level.OK: "ok",
+    Level.NOTE: "note",
+    Level.WARNING: "WARNING",
+    Level.ERROR: "ERROR",
+    Level.UNSEEN: "not seen",
+}
 
 
 class Section(Struct, frozen=True):
@@ -91,7 +99,9 @@ def _section(name: str, part: Part, seen: Examined, runtime: ContainerRuntime | 
     try:
         findings.extend(part(seen, runtime))
     except OSError as error:
-        findings.append(unseen(name, f"the rest of this part cannot be examined: {error}", "sudo nri-gpu doctor"))
+        findings.append(
+            unseen(name, f"the rest of this part cannot be examined: {fault_of(error)}", "sudo nri-gpu doctor")
+        )
     return Section(name, tuple(_for_pod(each) if seen.in_pod else each for each in findings))
 
 
@@ -154,7 +164,9 @@ def _wrapped(text: str, width: int, first: str, then: str) -> list[str]:
 def summary(found: DoctorDocument) -> str:
     """Return the number of findings of each level as `2 errors, 1 warning, 9 ok`."""
     counts = found.counts
-    told = [f"{counts[level]} {level}{'s' * (counts[level] != 1)}" for level in (Level.ERROR, Level.WARNING)]
+    told = [counted(counts[level], level) for level in (Level.ERROR, Level.WARNING)]
+    if counts[Level.NOTE]:
+        told.append(counted(counts[Level.NOTE], Level.NOTE))
     told.append(f"{counts[Level.OK]} ok")
     if counts[Level.UNSEEN]:
         told.append(f"{counts[Level.UNSEEN]} could not be seen")

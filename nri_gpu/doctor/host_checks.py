@@ -10,7 +10,7 @@ from typing import Final
 
 from nri_gpu.doctor.examined import TIME_ERROR, Examined
 from nri_gpu.doctor.runtimes import ContainerRuntime
-from nri_gpu.domain.finding import Finding, error, ok, unseen, warning
+from nri_gpu.domain.finding import Finding, error, note, ok, unseen, warning
 from nri_gpu.system.cpu import loader_fault
 from nri_gpu.system.selinux import READABLE, label_of
 from nri_gpu.system.storage import text_of
@@ -107,9 +107,10 @@ def _clock(seen: Examined) -> Finding:
     if state < 0:
         return unseen(subject, "the kernel does not say whether the clock is synchronized")
     if state == TIME_ERROR:
-        return warning(
-            subject, "not synchronized: times in status, log and audit log may not agree with other nodes'", *fix
-        )
+        wrong = "not synchronized: times in status, log and audit log may not agree with other nodes'"
+        if seen.policy.dra.enabled:
+            return warning(subject, f"{wrong}, and the API server's certificate may count as expired", *fix)
+        return note(subject, wrong, *fix)
     return ok(subject, "synchronized")
 
 

@@ -15,7 +15,7 @@ from nri_gpu.doctor.programs import ON_THE_HOST, running, unit_of
 from nri_gpu.doctor.runtimes import ContainerRuntime
 from nri_gpu.domain.allocation import ClaimUid
 from nri_gpu.domain.finding import Finding, error, ok, unseen, warning
-from nri_gpu.domain.text import listed
+from nri_gpu.domain.text import counted, listed
 from nri_gpu.dra.claim_cdi import file_name
 from nri_gpu.dra.dra_findings import LOOK, SUBJECT, files_advice, gate_advice, silence
 from nri_gpu.kubelet.kubelet_findings import RESOURCES, kubelet_advice
@@ -141,7 +141,7 @@ def claim_findings(seen: Examined) -> Iterator[Finding]:
     if fault := away or dra.report.unwritten or dra.report.fault:
         yield error(SUBJECT, fault, *LOOK)
     else:
-        yield ok(SUBJECT, f"{dra.driver} publishes {dra.report.published} devices")
+        yield ok(SUBJECT, f"{dra.driver} publishes {counted(dra.report.published, 'device')}")
     yield from files_advice(dra.report)
     yield from _missing_files(seen)
     yield from gate_advice(dra.report)

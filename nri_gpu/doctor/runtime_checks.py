@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Mapping
+from pathlib import PurePath
 from typing import Final
 
 from msgspec.structs import replace
@@ -10,11 +12,12 @@ from msgspec.structs import replace
 from nri_gpu.doctor.examined import Examined
 from nri_gpu.doctor.go_toml import seconds
 from nri_gpu.doctor.programs import NOT_THE_HOST, ON_THE_HOST
-from nri_gpu.doctor.runtime_settings import NRI, NriSettings
+from nri_gpu.doctor.runtime_settings import NRI, TEXT_MAX, NriSettings
 from nri_gpu.doctor.runtimes import NRI_BY_DEFAULT, ContainerRuntime, in_path, same_socket
 from nri_gpu.domain.finding import Finding, Level, error, ok, unseen, warning
 from nri_gpu.domain.text import listed
 from nri_gpu.system.sockets import SocketState, socket_state
+from nri_gpu.system.storage import text_of
 
 SLOW_S: Final = 1.0  # a request timeout below this leaves too little for a busy node
 _NRI_AT_ALL: Final = {"containerd": (1, 7), "crio": (1, 26)}
@@ -167,11 +170,7 @@ def _nri(seen: Examined, runtime: ContainerRuntime) -> Iterator[Finding]:
         yield error(
             subject,
             f"NRI is {why}: nri-gpu cannot connect, and containers start without GPUs",
-            *(
-                runtime.enable([NRI])
-                if NRI in disabled
-                else _edit(runtime, "nri", "disable = false", "enable_nri = true")
-            ),
+            *(runtime.enable([NRI]) if NRI in disabled else _switch_on(seen, runtime)),
         )
         return
     here = socket_state(seen.at(socket))
@@ -182,7 +181,7 @@ def _nri(seen: Examined, runtime: ContainerRuntime) -> Iterator[Finding]:
             subject,
             f"NRI is not mentioned in {where}, and off by default before {since}; {socket} is {here}: nri-gpu cannot "
             "connect, and containers start without GPUs",
-            *_edit(runtime, "nri", "disable = false", "enable_nri = true"),
+            *_switch_on(seen, runtime),
         )
         return
     if runtime.nri.disable_connections:
@@ -310,6 +309,27 @@ def _validator(seen: Examined, runtime: ContainerRuntime) -> Iterator[Finding]:
         )
     else:
         yield ok(subject, f"no container is created without {listed(required)}")
+
+
+def _switch_on(seen: Examined, runtime: ContainerRuntime) -> tuple[str, ...]:
+    """Return commands to paste that switch NRI on; where the file is not as plain as they need, what to write where."""
+    in_words = _edit(runtime, "nri", "disable = false", "enable_nri = true")
+    if runtime.containerd is None or runtime.distribution or runtime.faults:
+        return in_words
+    (file, *_), name = runtime.places("nri.disable"), runtime.containerd.nri_table if runtime.files else NRI
+    header = f'[plugins."{name}"]'
+    text = text_of(seen.at(file), TEXT_MAX, "utf-8") or ""
+    table = f"\\n{header}\\n  disable = false\\n"
+    if not runtime.files:
+        write = f"mkdir -p {PurePath(file).parent} && printf 'version = 2\\n{table}' > {file}"
+    elif not any(f"{key}.".startswith("nri.") for key in runtime.said):
+        write = f"printf '{table}' >> {file}"
+    elif re.search(rf"^ *{re.escape(header)}\n(?! *\[)(.*\n(?! *\[))*? *disable = true$", text, re.MULTILINE):
+        begin = header.replace("[", "\\[").replace("]", "\\]").replace(".", "\\.")
+        write = f"sed -i '/^ *{begin}/,/^ *\\[/ s/^\\( *disable =\\) true/\\1 false/' {file}"
+    else:
+        return in_words
+    return (write, *runtime.restart)
 
 
 def _edit(runtime: ContainerRuntime, table: str, line: str, crio_line: str) -> tuple[str, ...]:

@@ -20,6 +20,7 @@ import msgspec
 from nri_gpu import __version__
 from nri_gpu.doctor.examined import Examined
 from nri_gpu.doctor.runtimes import ContainerRuntime
+from nri_gpu.domain.errors import cause_of
 from nri_gpu.host.components import components
 from nri_gpu.host.facts import look
 from nri_gpu.host.kernel_view import HostFolders
@@ -75,7 +76,7 @@ def _listing(seen: Examined) -> Iterator[str]:
         try:
             entries = sorted(seen.at(shown).iterdir())
         except OSError as error:
-            yield f"{shown}: {error.strerror}\n"
+            yield f"{shown}: {cause_of(error)}\n"
             continue
         for path in entries:
             try:

@@ -10,9 +10,13 @@ from nri_gpu.domain.names import POLICY_FILE
 
 
 class Level(StrEnum):
-    """The severity of a finding. UNSEEN: it could not be looked at, and the finding says how it can be."""
+    """The severity of a finding. UNSEEN: it could not be looked at, and the finding says how it can be.
+
+    NOTE: somebody wants to know it, and nothing has to be done.
+    """
 
     OK = "ok"
+    NOTE = "note"
     WARNING = "warning"
     ERROR = "error"
     UNSEEN = "unseen"
@@ -29,6 +33,10 @@ class Finding(Struct, frozen=True):
 
 def ok(subject: str, meaning: str) -> Finding:
     return Finding(Level.OK, subject, meaning)
+
+
+def note(subject: str, meaning: str, *fix: str) -> Finding:
+    return Finding(Level.NOTE, subject, meaning, fix)
 
 
 def warning(subject: str, meaning: str, *fix: str) -> Finding:

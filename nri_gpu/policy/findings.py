@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator
 from typing import Final
 
 from nri_gpu.domain.edits import HARMLESS, Extra
-from nri_gpu.domain.finding import Finding, in_policy
+from nri_gpu.domain.finding import Finding, in_policy, note
 from nri_gpu.domain.gpu import closure
 from nri_gpu.policy.health_settings import shipped_lists
 from nri_gpu.policy.model import Disarm, Otherwise, Policy
@@ -20,6 +20,7 @@ from nri_gpu.policy.rule_findings import (
     unreachable_rules,
 )
 
+ALLOW: Final = "namespaces.allow"
 _PUBLIC_FOLDERS: Final = ("/tmp/", "/var/tmp/", "/dev/shm/")
 
 
@@ -50,11 +51,11 @@ def _who_may_ask(policy: Policy) -> Iterator[Finding]:
     elif "*" in rules.allow.patterns:
         but = " but those of namespaces.deny" if rules.deny.patterns else ""
         pools = " that are in no pool" if policy.pool.pools else ""
-        yield in_policy(
-            f"every namespace{but} may ask: everyone who can create a pod there can take this node's GPUs{pools} by an "
-            "annotation; list the namespaces in namespaces.allow",
-            "namespaces.allow",
-        )
+        who = f"everyone who can create a pod there can take this node's GPUs{pools} by an annotation"
+        if ALLOW in policy.written:
+            yield note("policy", f"every namespace{but} may ask, as {ALLOW} in {policy.source} says: {who}")
+        else:
+            yield in_policy(f"every namespace{but} may ask: {who}; list the namespaces in {ALLOW}", ALLOW)
 
 
 def _silence(policy: Policy) -> Iterator[Finding]:

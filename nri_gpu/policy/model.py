@@ -383,7 +383,7 @@ class HandoverSettings(Struct, frozen=True, kw_only=True):
 class Policy(Value, frozen=True, kw_only=True):
     """The policy: every setting."""
 
-    aside: ClassVar = ("source", "ignored", "empty_tables")
+    aside: ClassVar = ("source", "ignored", "empty_tables", "written")
 
     plugin: PluginSettings = PluginSettings()
     driver: DriverSettings = DriverSettings()
@@ -420,6 +420,7 @@ class Policy(Value, frozen=True, kw_only=True):
     ignored: tuple[Finding, ...] = ()
     # A fault for each table without a key, which is none of a file that is read for the first time; likewise.
     empty_tables: tuple[Fault, ...] = ()
+    written: frozenset[str] = frozenset()  # `namespaces.allow`: what the file sets, be it to the default
     # What is wrong with the policy file, or empty; `decide` refuses every request of a policy with a fault.
     fault: str = ""
 

@@ -15,7 +15,7 @@ from msgspec import UNSET, Struct, convert
 from msgspec.inspect import Type, type_info
 from msgspec.structs import replace
 
-from nri_gpu.domain.errors import Fault, PolicyError
+from nri_gpu.domain.errors import COMMAND_LINE, Fault, PolicyError
 from nri_gpu.domain.finding import Finding, in_policy
 from nri_gpu.domain.text import quoted
 from nri_gpu.policy.document import LISTS, SECTIONS, faults, file_type, known_words, setting
@@ -33,7 +33,6 @@ _OF_ALLOW: Final = (
     *("default_mode", "modes", "default_capabilities", "capabilities", "default_extras", "extras", "pool", "limits"),
 )
 S = TypeVar("S", bound=Struct)
-COMMAND_LINE: Final = "command line"  # stands where a fault names its file
 
 
 def parse_policy(
@@ -69,7 +68,13 @@ def parse_policy(
                 found.append(Fault(file, path, message, line_of(where, path)))
     if found or wrong:
         raise PolicyError((*sorted(found, key=lambda fault: fault.line or 0), *wrong))
-    return replace(policy, ignored=tuple(_ignored(dropped, where)), empty_tables=_empty_tables(raw, file, where))
+    tables = known.items() if isinstance(known, dict) else ()
+    return replace(
+        policy,
+        ignored=tuple(_ignored(dropped, where)),
+        empty_tables=_empty_tables(raw, file, where),
+        written=frozenset(f"{name}.{key}" for name, table in tables if isinstance(table, dict) for key in table),
+    )
 
 
 def option_faults(options: Mapping[str, object]) -> Iterator[Fault]:

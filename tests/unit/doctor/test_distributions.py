@@ -37,7 +37,7 @@ def test_the_issues_drop_in(node: DoctorNode) -> None:
 
 def test_each_setting_has_a_file_of_its_own(node: DoctorNode) -> None:
     imported(node, OFF)
-    assert node.found(status=None)["NRI"].fix[0].startswith(f"# in /{DROPIN}, below [plugins.")
+    assert node.found(status=None)["NRI"].fix[0].endswith(f" /{DROPIN}")
     imported(node, 'disabled_plugins = ["io.containerd.nri.v1.nri"]\n')
     node.write(TOML, f'disabled_plugins = ["io.containerd.nri.v1.nri"]\n{IMPORTING}')
     fix = node.found(status=None)["NRI"].fix

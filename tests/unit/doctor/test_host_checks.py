@@ -11,6 +11,7 @@ from msgspec.structs import replace
 from nri_gpu.doctor.examined import TIME_ERROR, clock_state
 from nri_gpu.domain.finding import Level
 from nri_gpu.domain.node import Loader
+from nri_gpu.policy.dra_settings import DraSettings
 from nri_gpu.policy.model import DriverSettings
 from nri_gpu.system.selinux import READ_ONLY, set_label
 from tests.unit.doctor.node import CONFIG, HEALTHY_POLICY, VERSION, DoctorNode, free
@@ -74,7 +75,13 @@ def test_a_loader_that_this_cpu_does_not_serve(node: DoctorNode) -> None:
 
 @pytest.mark.parametrize(("state", "level"), [(TIME_ERROR, Level.WARNING), (-1, Level.UNSEEN)])
 def test_a_clock_that_is_not_synchronized(node: DoctorNode, state: int, level: Level) -> None:
-    assert node.only(clock=lambda: state).level is level
+    policy = replace(HEALTHY_POLICY, dra=DraSettings(enabled=True))
+    assert node.found(clock=lambda: state, policy=policy)["clock"].level is level
+
+
+def test_without_a_certificate_to_check_the_clock_is_a_note(node: DoctorNode) -> None:
+    found = node.found(clock=lambda: TIME_ERROR)
+    assert (found["clock"].level, found["clock"].fix[0].split()[0]) == (Level.NOTE, "timedatectl")
 
 
 def test_a_clock_of_long_ago(node: DoctorNode) -> None:

@@ -54,7 +54,7 @@ def test_or_never_on(node: DoctorNode) -> None:
 def test_the_fix_names_the_table_that_is_read(node: DoctorNode, release: str, version: str, table: str) -> None:
     """A file without a version, as Docker's package brings it, has another name for it before 2.0."""
     node.program(release)
-    node.write(TOML, f'{version}[plugins."{table}"]\ndisable = true\n')
+    node.write(TOML, f'{version}[plugins."{table}"]\ndisable=true\n')
     assert node.found(status=None)["NRI"].fix[0] == f'# in /{TOML}, below [plugins."{table}"]:'
 
 

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import os
+import subprocess
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from msgspec.structs import replace
 
 from nri_gpu.doctor.examined import Examined
 from nri_gpu.doctor.go_toml import seconds
-from nri_gpu.doctor.runtime_settings import CRI_PLUGINS, IMAGES, containerd_settings, crio_settings
+from nri_gpu.doctor.runtime_settings import CRI_PLUGINS, IMAGES, NRI, containerd_settings, crio_settings
 from nri_gpu.doctor.runtimes import container_runtime
 from nri_gpu.domain.finding import Level, unseen
 from tests.unit.doctor.node import CONFIG, TOML, DoctorNode, stopped
@@ -131,11 +133,40 @@ def test_k3s_makes_its_file_from_a_template(node: DoctorNode) -> None:
     assert finding.fix[-1].startswith("systemctl restart k3s ")
 
 
-def test_a_containerd_without_a_file_gets_one_first(node: DoctorNode) -> None:
+OFF = '[plugins."io.containerd.nri.v1.nri"]\n  disable = true\n  disable_connections = false\n'
+NOT_ON = {
+    "no file": None,
+    "an empty file": "",
+    "not mentioned": 'version = 2\n[plugins]\n  [plugins."io.containerd.grpc.v1.cri"]\n    sandbox_image = "a"',
+    "as Docker brings it": "disabled_plugins = []\n",
+    "as `config default` writes it": f"version = 2\n[other]\n  disable = true\n{OFF}[last]\n  disable = true\n",
+    "of version 1": 'disabled_plugins = []\n[plugins."nri"]\n  socket_path = "/run/a"\n  disable = true\n',
+}
+
+
+@pytest.mark.parametrize("text", NOT_ON.values(), ids=NOT_ON)
+def test_what_switches_nri_on_in_containerd_1_7_is_pasted_into_a_shell(node: DoctorNode, text: str | None) -> None:
     node.program("1.7.24")
-    node.remove(TOML)
-    finding = node.found(status=None)["NRI"]
-    assert finding.fix[0] == "containerd config default > /etc/containerd/config.toml"
+    node.remove(TOML) if text is None else node.write(TOML, text)
+    command, restart = node.found(status=None)["NRI"].fix
+    assert "\n" not in command
+    assert restart.startswith("systemctl restart containerd ")
+    subprocess.run(["bash", "-c", command.replace("/etc/", f"{node.root}/etc/")], check=True)
+    runtime = container_runtime(replace(node.seen, status=None))
+    assert runtime is not None
+    assert (runtime.nri_enabled, runtime.faults) == (True, ())
+    assert text is None or (node.root / TOML).read_text().count("disable = true") == text.count("[other]") * 2
+
+
+SPELLED = ("[plugins.'io.containerd.nri.v1.nri']\ndisable = true\n", f"{OFF.partition('disable')[0]}Disable = true\n")
+
+
+@pytest.mark.parametrize("text", SPELLED)
+def test_a_table_that_is_spelled_in_another_way_is_left_to_its_author(node: DoctorNode, text: str) -> None:
+    node.program("1.7.24")
+    node.write(TOML, f"version = 2\n{text}")
+    fix = node.found(status=None)["NRI"].fix
+    assert fix[:2] == (f'# in /{TOML}, below [plugins."{NRI}"]:', "disable = false")
 
 
 def test_a_file_that_only_root_may_read(node: DoctorNode) -> None:

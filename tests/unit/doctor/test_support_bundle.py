@@ -52,4 +52,4 @@ def test_no_secret_is(node: DoctorNode) -> None:
 
 def test_a_node_without_anything(node: DoctorNode) -> None:
     node.seen = Examined(root=node.root / "var/empty")
-    assert "/run/nri-gpu: No such file or directory" in unpacked(node)["files.txt"]
+    assert "/run/nri-gpu: no such file" in unpacked(node)["files.txt"]

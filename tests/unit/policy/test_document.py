@@ -12,10 +12,12 @@ import jsonschema  # type: ignore[import-untyped]  # it ships no types
 import pytest
 from msgspec.structs import replace
 
+from nri_gpu.domain.finding import Level
 from nri_gpu.policy.document import (
     LISTS,
     SECTIONS,
 )
+from nri_gpu.policy.findings import advise
 from nri_gpu.policy.forms import settings_of
 from nri_gpu.policy.model import BUILT_IN, Policy
 from nri_gpu.policy.read import parse_policy
@@ -49,10 +51,16 @@ def test_the_shipped_policy_is_the_default() -> None:
 
 
 def test_the_shipped_policy_has_every_key_in_the_order_of_the_table() -> None:
-    raw = tomllib.loads((CONFIG / "policy.toml").read_text(encoding="utf-8"))
+    text = (CONFIG / "policy.toml").read_text(encoding="utf-8")
+    raw = tomllib.loads(text.replace('\n#allow = ["*"]\n', '\nallow = ["*"]\n'))
     assert raw.pop("schema") == 1
     assert list(raw) == list(SECTIONS)
     assert [f"{section}.{key}" for section in raw for key in raw[section]] == list(SETTINGS)
+
+
+def test_the_shipped_policy_decides_for_nobody_that_every_namespace_may_ask() -> None:
+    [finding] = advise(load_policy(CONFIG / "policy.toml"))
+    assert (finding.level, "every namespace may ask" in finding.meaning) == (Level.WARNING, True)
 
 
 def test_the_examples_in_the_shipped_policy_are_good_and_show_every_key() -> None:

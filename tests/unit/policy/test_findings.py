@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from nri_gpu.domain.finding import Level
 from nri_gpu.policy.findings import advise
 from nri_gpu.policy.read import parse_policy
 from nri_gpu.policy.rule_findings import advise_for, pattern_covers
@@ -51,6 +52,17 @@ QUIET: dict[str, Raw] = {
 @pytest.mark.parametrize("raw", QUIET.values(), ids=QUIET.keys())
 def test_nothing_to_say(raw: Raw) -> None:
     assert advise(parse_policy(raw, "f")) == ()
+
+
+@pytest.mark.parametrize(("deny", "but"), [([], ""), (["kube-*"], " but those of namespaces.deny")])
+def test_that_everybody_may_ask_is_a_note_where_the_file_says_so_and_nowhere_else(deny: list[str], but: str) -> None:
+    """A default is nobody's decision, and no other key, nor the daemon's options, makes it one."""
+    lists = {"deny": deny, "otherwise": "refuse"}
+    [written] = advise(parse_policy({"namespaces": {**lists, "allow": ["*"]}}, "f"))
+    assert (written.level, written.fix) == (Level.NOTE, ())
+    assert written.meaning.startswith(f"every namespace{but} may ask, as namespaces.allow in f says: everyone who can")
+    [default] = advise(parse_policy({"namespaces": lists, "audit": {"max_mib": 5}}, "f"))
+    assert (default.level, bool(default.fix)) == (Level.WARNING, True)
 
 
 ADVICE: dict[str, tuple[Raw, str]] = {
@@ -171,7 +183,7 @@ def test_a_generated_policy_is_told_about_in_a_few_sentences() -> None:
     rules = [{"pod": "*", "allow": True}, *({"namespace": f"n{n}", "allow": True} for n in range(3000))]
     advice = advise(parse_policy({"rule": rules}, "f"))
     assert len(advice) < 40
-    assert "2980 more rules can never decide" in [each.meaning for each in advice]
+    assert "2,980 more rules can never decide" in [each.meaning for each in advice]
 
 
 NODE = make.inventory([make.gpu(0), make.gpu(1), make.mig_gpu(2, ("1g.5gb", "1g.5gb"))])
@@ -186,7 +198,7 @@ ON_NODE: dict[str, tuple[Raw, str]] = {
     ),
     "a limit above all": (
         {"limits": {"gpus_per_node": 4}},
-        "limits.gpus_per_node = 4 can never bind: this node has 4 GPUs and MIG devices",
+        "limits.gpus_per_node = 4 can never bind: this node has 4 GPUs (a MIG device counts as one)",
     ),
 }
 
