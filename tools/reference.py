@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from functools import partial
 from typing import Final
 
-from nri_gpu.cli.main import EXIT_HELP, VERBS, Verb
+from nri_gpu.cli.main import EXIT_HELP, GROUPS, VERBS, Verb
 from nri_gpu.domain.health import HealthState
 from nri_gpu.health.states import TRANSITIONS
 from tools.files import ROOT, Files, picture
@@ -22,6 +22,10 @@ REFERENCE: Final = DOCS / "reference"
 DIAGRAMS: Final = DOCS / "diagrams"
 PICTURES: Final = DOCS / "pictures"
 MADE: Final = "<!-- Made by tools/reference.py: run `make generate`. -->\n\n"
+FILES: Final = (
+    "A file that the command line names ends a verb with 78 if it is missing or cannot be understood, and with 77 if\n"
+    "it may not be read. 2 is a wrong command line alone."
+)
 STYLE: Final = """  bgcolor="white"; fontname="Helvetica"; rankdir=LR; nodesep=0.5; ranksep=1.1;
   node [shape=box, style="rounded,filled", fillcolor="#eef4fb", color="#33658a", fontname="Helvetica", fontsize=13];
   edge [color="#444444", fontname="Helvetica", fontsize=11];
@@ -30,13 +34,17 @@ STYLE: Final = """  bgcolor="white"; fontname="Helvetica"; rankdir=LR; nodesep=0
 
 def verbs_page() -> str:
     """Return a page of every verb, its options and the exit codes."""
-    lines = ["# Verbs", "", "`nri-gpu VERB --help` prints the same, and so do the man pages.", ""]
-    lines += ["| verb | what it does |", "|---|---|"]
-    lines += [f"| [`{verb.name}`](#nri-gpu-{verb.name}) | {_cell(verb.help)} |" for verb in VERBS]
+    told = "`nri-gpu help VERB` prints the same, and so do the man pages; `nri-gpu` alone lists the verbs."
+    lines = ["# Verbs", "", told, "", "| | verb | what it does |", "|---|---|---|"]
+    helps = {verb.name: _cell(verb.help) for verb in VERBS}
+    for group, names in GROUPS.items():
+        rows = ((group if name == names[0] else "", name) for name in names)
+        lines += [f"| {head} | [`{name}`](#nri-gpu-{name}) | {helps[name]} |" for head, name in rows]
     lines += ["", "## Exit codes", "", "| code | meaning |", "|---|---|"]
     for each in EXIT_HELP.splitlines()[1].split("   "):
         code, _, meaning = each.strip().partition(" ")
         lines.append(f"| {code} | {meaning} |")
+    lines += ["", FILES]
     for verb in VERBS:
         lines += ["", *_verb(verb)]
     return "\n".join(lines) + "\n"

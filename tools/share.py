@@ -11,7 +11,7 @@ from typing import Final
 
 from msgspec import Struct
 
-from nri_gpu.cli.main import EXIT_HELP, VERBS, Verb
+from nri_gpu.cli.main import EXIT_HELP, GROUPS, VERBS, Verb
 from tools.files import ROOT, Files
 
 SHARE: Final = ROOT / "share"
@@ -46,6 +46,8 @@ def arguments_of(verb: Verb) -> list[Argument]:
     return [*(_argument(flags, told) for flags, told in shown), _argument(("-h", "--help"), HELP)]
 
 
+NAMES: Final = [verb.name for verb in VERBS]
+WORDS: Final = {"help": "show the verbs, or help VERB: the options of one", "version": "show the version"}
 HELP: Final[Mapping[str, object]] = {"help": "show this help and exit", "action": "store_true"}
 
 
@@ -93,7 +95,11 @@ _nri_gpu() {{
     local options="" words="" files=""
     COMPREPLY=()
     if ((COMP_CWORD == 1)); then
-        mapfile -t COMPREPLY < <(compgen -W "{" ".join(verb.name for verb in VERBS)} --help --version" -- "$current")
+        mapfile -t COMPREPLY < <(compgen -W "{" ".join(NAMES)} help version --help --version" -- "$current")
+        return
+    fi
+    if ((COMP_CWORD == 2)) && [[ $verb == help ]]; then
+        mapfile -t COMPREPLY < <(compgen -W "{" ".join(NAMES)}" -- "$current")
         return
     fi
     # bash splits --option=value at the sign.
@@ -133,7 +139,8 @@ def _bash_value(argument: Argument) -> str:
 
 
 def zsh() -> str:
-    verbs = [f"    {shlex.quote(f'{verb.name}:{_zsh(verb.help)}')}" for verb in VERBS]
+    told = [*((verb.name, verb.help) for verb in VERBS), *WORDS.items()]
+    verbs = [f"    {shlex.quote(f'{name}:{_zsh(help)}')}" for name, help in told]
     cases = [line for verb in VERBS for line in _zsh_case(verb)]
     return f"""#compdef nri-gpu
 # zsh completion for nri-gpu. {MADE_BY}
@@ -150,6 +157,9 @@ _nri_gpu() {{
   shift words
   (( CURRENT-- ))
   case $words[1] in
+    (help)
+      _values verb {" ".join(NAMES)}
+      ;;
 {chr(10).join(cases)}
   esac
 }}
@@ -193,8 +203,9 @@ def fish() -> str:
     lines = [f"# fish completion for nri-gpu. {MADE_BY}", "complete -c nri-gpu -f"]
     for name, told in (("help", "show this help and exit"), ("version", "show the version and exit")):
         lines.append(f"complete -c nri-gpu -n __fish_use_subcommand -l {name} -d {_fish(told)}")
-    for verb in VERBS:
-        lines.append(f"complete -c nri-gpu -n __fish_use_subcommand -a {verb.name} -d {_fish(verb.help)}")
+    for name, told in (*((verb.name, verb.help) for verb in VERBS), *WORDS.items()):
+        lines.append(f"complete -c nri-gpu -n __fish_use_subcommand -a {name} -d {_fish(told)}")
+    lines.append(f"complete -c nri-gpu -n '__fish_seen_subcommand_from help' -a '{' '.join(NAMES)}'")
     for verb in VERBS:
         seen = f"complete -c nri-gpu -n '__fish_seen_subcommand_from {verb.name}'"
         lines += [f"{seen} {part}" for each in arguments_of(verb) if (part := _fish_part(each))]
@@ -237,8 +248,11 @@ def manual(verb: Verb | None = None) -> str:
 
 def _of_program() -> Iterator[str]:
     yield from (".SH SYNOPSIS", ".B nri\\-gpu", ".I VERB", "[options]", ".SH VERBS")
-    for verb in VERBS:
-        yield from (".TP", f".B {_roff(verb.name)}", _roff(verb.help))
+    helps = {verb.name: verb.help for verb in VERBS}
+    for group, names in {**GROUPS, "help": tuple(WORDS)}.items():
+        yield f".SS {group}"
+        for name in names:
+            yield from (".TP", f".B {_roff(name)}", _roff({**helps, **WORDS}[name]))
 
 
 def _of_verb(verb: Verb) -> Iterator[str]:

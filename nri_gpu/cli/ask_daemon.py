@@ -13,7 +13,7 @@ from msgspec import convert
 from msgspec.structs import replace
 
 from nri_gpu.daemon.answers import FOR_ROOT, DaemonStatus, UnitStatus
-from nri_gpu.domain.errors import CommandError, Exit
+from nri_gpu.domain.errors import CommandError, Exit, fault_of
 from nri_gpu.domain.gpu import Gpu, MigDevice
 from nri_gpu.domain.health import Health, HealthState, Sign
 from nri_gpu.domain.names import CONTROL_SOCKET
@@ -50,9 +50,9 @@ def answer_of(state_dir: Path, question: str, read: Callable[[dict[str, object]]
     except PermissionError:
         raise CommandError(Exit.PERMISSION, f"no permission for {path}: {right}") from None
     except (OSError, ValueError) as error:
-        if FOR_ROOT in str(error):
+        if FOR_ROOT in fault_of(error):
             raise CommandError(Exit.PERMISSION, f"no permission: {FOR_ROOT}; run it with sudo") from None
-        sentence = f"no answer from the daemon at {path}: {error}; is `nri-gpu run` running?"
+        sentence = f"no answer from the daemon at {path}: {fault_of(error)}; is `nri-gpu run` running?"
         raise CommandError(Exit.UNAVAILABLE, sentence) from None
 
 

@@ -24,6 +24,7 @@ from nri_gpu.cdi.spec_file import (
 from nri_gpu.domain.errors import CommandError, DriverError, Exit, InventoryError
 from nri_gpu.domain.gpu import Capabilities, Capability, closure
 from nri_gpu.domain.node import Inventory, Loader
+from nri_gpu.domain.text import counted
 from nri_gpu.inventory.topology_source import ask_once, source_of
 from nri_gpu.records.policy_file import load_policy
 from nri_gpu.system.cpu import why_no_hwcaps
@@ -56,19 +57,21 @@ def _once(options: SpecificationOptions, file: SpecFile | None) -> Exit:
             print(specification_text(inventory, options), end="")
             _say(*_simulated(options), *_without_drm(options, inventory))
             return Exit.OK
-        inventory = _settle(options, file)
+        inventory, written = _settle(options, file)
     except (InventoryError, NotReadyError) as error:
-        _say(str(error))
+        faults = error.faults if isinstance(error, InventoryError) else ()
+        _say(*map(str, faults or (error,)))
         _withdraw(file, "because it is out of date")
-        return Exit.CONFIGURATION if options.topology and isinstance(error, InventoryError) else Exit.UNAVAILABLE
+        return Exit.of_faults(faults) if faults else Exit.UNAVAILABLE
     except OverlapError as error:
         _say(str(error))
         _withdraw(file, "so that what the other file names works")
         return Exit.FINDING
     except SpecFileError as error:
         _say(str(error))
-        return Exit.PERMISSION
+        return Exit.PERMISSION if error.denied else Exit.CONFIGURATION
     _say(
+        f"{file.path} {'is written' if written else 'is up to date'}: {counted(len(inventory.gpus), 'GPU')}",
         *_simulated(options),
         *_overlapping(options, file),
         *_removed_old(options, file, inventory),
@@ -115,19 +118,21 @@ def _removed_old(options: SpecificationOptions, file: SpecFile, inventory: Inven
         yield str(error)
 
 
-def _settle(options: SpecificationOptions, file: SpecFile) -> Inventory:
+def _settle(options: SpecificationOptions, file: SpecFile) -> tuple[Inventory, bool]:
     """Write until nothing changes any more: a systemd path unit misses events while its service runs.
 
-    Return the last look. Raises: InventoryError, NotReadyError, OverlapError, SpecFileError.
+    Return the last look, and whether the file was written.
+
+    Raises: InventoryError, NotReadyError, OverlapError, SpecFileError.
     """
-    inventory = _look_now(options)
+    inventory, written = _look_now(options), False
     for _ in range(LOOKS):
         text = specification_text(inventory, options)
         _check_alone(file.path, text, options)
         if not file.write(text):
             break
-        inventory = _look_now(options)
-    return inventory
+        inventory, written = _look_now(options), True
+    return inventory, written
 
 
 def _check_alone(path: Path, text: str, options: SpecificationOptions) -> None:
@@ -175,7 +180,7 @@ def _capabilities(text: str) -> Capabilities:
 
 def _file(args: argparse.Namespace) -> SpecFile | None:
     """Return the file to write, or None to print. Raises: CommandError."""
-    if args.output is None:
+    if args.output in (None, "-"):
         return None
     path = Path(args.output).absolute()
     if path.suffix not in SUFFIXES:

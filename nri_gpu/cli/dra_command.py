@@ -29,7 +29,7 @@ def run(args: argparse.Namespace) -> int:
     try:
         access = by_kubeconfig(Path(args.kubeconfig)) if args.kubeconfig else in_cluster()
     except AccessError as error:
-        raise CommandError(Exit.CONFIGURATION, error) from None
+        raise CommandError(Exit.PERMISSION if error.denied else Exit.CONFIGURATION, error) from None
     node = args.node_name or node_name()
     api_server = ApiServer(access)
     daemon = DaemonClient(Path(args.state_dir or DEFAULT_STATE))

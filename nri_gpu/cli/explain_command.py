@@ -21,7 +21,7 @@ from nri_gpu.decision.topology import links_among
 from nri_gpu.domain.container import Container, Pod
 from nri_gpu.domain.decision import Decision, Inject, Pass, Refuse
 from nri_gpu.domain.edits import UNLIMITED, Edits, Mount, Rlimit
-from nri_gpu.domain.errors import CommandError, DriverError, Exit
+from nri_gpu.domain.errors import CommandError, DriverError, Exit, fault_of
 from nri_gpu.domain.gpu import GpuUuid, closed_sets
 from nri_gpu.domain.gpu_request import Mode
 from nri_gpu.domain.node import CompatPackage, DriverFiles, DriverTree, Node
@@ -34,6 +34,7 @@ from nri_gpu.policy.forms import Globs
 from nri_gpu.policy.model import Disarm, Policy
 from nri_gpu.system.cpu import why_no_hwcaps
 from nri_gpu.system.node_name import NamedNode, this_node
+from nri_gpu.system.storage import open_input
 from nri_gpu.system.yaml_documents import BYTES_MAX, too_large
 
 
@@ -104,7 +105,7 @@ def run(args: argparse.Namespace) -> int:
     try:
         manifest = read_pods(_text(args.file), args.file, args.namespace or "default")
     except OSError as error:
-        raise CommandError(Exit.USAGE, error) from None
+        raise CommandError(Exit.of_input(error), fault_of(error)) from None
     node = node_snapshot(args.gpus, policy)
     explained = decide_all(manifest, node, policy)
     answer(
@@ -242,13 +243,13 @@ def _text(file: str) -> str:
     try:
         if file == "-":
             return sys.stdin.read(BYTES_MAX + 1)
-        with Path(file).open("rb") as opened:
+        with open_input(file) as opened:
             content = opened.read(BYTES_MAX + 1)
         if len(content) > BYTES_MAX:
             raise too_large(file)
         return content.decode()
     except UnicodeDecodeError as error:
-        raise CommandError(Exit.USAGE, f"{file} is not UTF-8: {error.reason}") from None
+        raise CommandError(Exit.CONFIGURATION, f"{file} is not UTF-8: {error.reason}") from None
 
 
 def _container_line(each: Explained) -> ContainerLine:

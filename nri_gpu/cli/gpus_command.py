@@ -20,10 +20,11 @@ from nri_gpu.cli.render import answer, gpus_page, lines, transition_lines
 from nri_gpu.daemon.answers import DaemonStatus, FaultStatus, HealthStatus
 from nri_gpu.decision.refusals import why_not
 from nri_gpu.domain.edits import NodeExtra
-from nri_gpu.domain.errors import CommandError, Exit, InventoryError
+from nri_gpu.domain.errors import CommandError, Exit, InventoryError, cause_of
 from nri_gpu.domain.gpu import DrmNode, Ecc, Gpu, GpuDescription, MigDescription, Unit
 from nri_gpu.domain.health import History
 from nri_gpu.domain.node import Inventory, KernelGpu, Link
+from nri_gpu.domain.text import counted
 from nri_gpu.inventory.nvml_source import NvmlSource
 from nri_gpu.inventory.topology_source import TopologySource, ask_once, source_of
 from nri_gpu.system.clocks import since_boot_s
@@ -171,9 +172,9 @@ def _record(inventory: Inventory, path: str) -> int:
         with open(path, "w", encoding="utf-8", opener=_no_link) as file:
             file.write(text)
     except OSError as error:
-        why = LINK if error.errno == errno.ELOOP else error.strerror
+        why = LINK if error.errno == errno.ELOOP else cause_of(error)
         raise CommandError(Exit.of(error), f"{path} cannot be written: {why}") from None
-    print(f"{path}: {len(inventory.gpus)} GPUs; try it with `nri-gpu gpus --gpus {path}`")
+    print(f"{path}: {counted(len(inventory.gpus), 'GPU')}; try it with `nri-gpu gpus --gpus {path}`")
     return Exit.OK
 
 

@@ -8,7 +8,6 @@ import gc
 from pathlib import Path
 
 from nri_gpu.daemon import logs
-from nri_gpu.domain.errors import CommandError, Exit, PolicyError
 from nri_gpu.domain.names import DEFAULT_STATE
 from nri_gpu.plugin.guard_process import GuardProcess, guard_settings
 from nri_gpu.plugin.guard_state import DaemonState
@@ -21,10 +20,7 @@ def run(args: argparse.Namespace) -> int:
     """Guard until a signal. Return an exit code."""
     logs.set_up(args.log_level)
     options = {"plugin.socket": args.socket} if args.socket else {}
-    try:
-        fallback = override(Policy.default(), options)
-    except PolicyError as error:
-        raise CommandError(Exit.USAGE, "\nnri-gpu: ".join(map(str, error.faults))) from None
+    fallback = override(Policy.default(), options)
     state_dir, path = Path(args.state_dir or DEFAULT_STATE), Path(args.policy) if args.policy else None
     settings = guard_settings(state_dir, path, options) or fallback
     process = GuardProcess(settings, DaemonState(state_dir, path), Path(args.run_dir or DEFAULT_RUN_DIR))

@@ -6,16 +6,19 @@ import argparse
 import gc
 import importlib
 import io
+import itertools
 import os
+import shutil
 import sys
+import textwrap
 import traceback
-from collections.abc import Callable, Mapping, Sequence
-from typing import Final
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Final, NoReturn
 
 from msgspec import Struct
 
 from nri_gpu import __version__
-from nri_gpu.domain.errors import CommandError, Exit, InventoryError, PolicyError
+from nri_gpu.domain.errors import CommandError, Exit, InventoryError, PolicyError, cause_of
 
 EXIT_HELP: Final = """exit codes:
   0 ok   1 a finding or a refusal   2 wrong usage   69 unavailable   70 a bug   77 no permission   78 configuration"""
@@ -33,6 +36,11 @@ class Verb(Struct, frozen=True):
     help: str
     teach: str
     options: tuple[Option, ...]
+
+    @property
+    def example(self) -> str:
+        """Return the example that `teach` ends with: what is indented there."""
+        return next(line.strip() for line in self.teach.splitlines() if line.startswith("  "))
 
 
 def _option(*flags: str, help: str, **settings: object) -> Option:
@@ -113,7 +121,8 @@ VERBS: Final = (
         "Connects to the runtime's NRI socket, and reconnects when it goes away. Options override the policy file.\n"
         "With --gpus it joins no runtime unless --socket says which, and prints its state folder (docs/inventory.md).\n"
         "SIGHUP reloads the policy (a broken one is reported, and the old one stays) and asks NVML again.\n"
-        "SIGTERM answers the requests in flight and stops.",
+        "SIGTERM answers the requests in flight and stops. Example:\n"
+        "  nri-gpu run --kubelet --metrics 127.0.0.1:9464",
         (
             POLICY,
             GPUS,
@@ -131,7 +140,8 @@ VERBS: Final = (
         "stop containers that ask for GPUs and were granted none, even while `run` is down",
         "A second NRI plugin, in a process of its own. It grants nothing: it checks signed grants with the key in the\n"
         "state folder of `run`, and refuses to start (with NRI 0.10: to create) a container that asks for GPUs and\n"
-        "has no valid grant. It reads the policy's [guard] section when it starts.",
+        "has no valid grant. It reads the policy's [guard] section when it starts. Example:\n"
+        "  nri-gpu guard --policy /etc/nri-gpu/policy.toml",
         (
             SOCKET,
             POLICY,
@@ -147,7 +157,8 @@ VERBS: Final = (
         "Publishes what the daemon offers as ResourceSlices, and prepares ResourceClaims for the kubelet. Only this\n"
         "process talks to the API server: in a pod by its service account, elsewhere by --kubeconfig. It makes no\n"
         "decisions and stores no state. It waits until the daemon answers, and until any other `nri-gpu dra` on this\n"
-        "node has exited.",
+        "node has exited. Example:\n"
+        "  nri-gpu dra --kubeconfig /etc/kubernetes/kubelet.conf",
         (
             STATE_DIR,
             _value("--node-name", "NAME", "this node's name in Kubernetes (default NODE_NAME, else the host's)"),
@@ -162,7 +173,8 @@ VERBS: Final = (
         "show the GPUs of this node as nri-gpu sees them",
         "Asks NVML once, in a child process, and adds what a running daemon knows about the GPUs' health. A GPU that\n"
         "cannot be granted is shown with the reason. Policy, driver root and simulated node are the running daemon's,\n"
-        "unless options say otherwise.",
+        "unless options say otherwise. Example:\n"
+        "  nri-gpu gpus --gpus config/topologies/four-gpus.toml",
         (
             POLICY,
             GPUS,
@@ -180,7 +192,8 @@ VERBS: Final = (
         "nri_gpu.cli.status_command",
         "show who holds which GPU, in which mode and since when, and why a GPU is unavailable",
         "Asks the running daemon over its control socket, which root and the policy's control.group may use. Exits 1\n"
-        "when the daemon cannot grant GPUs at the moment, 69 when none runs.",
+        "when the daemon cannot grant GPUs at the moment, 69 when none runs. Example:\n"
+        "  nri-gpu status --watch",
         (
             STATE_DIR,
             _option("-n", "--namespace", help="show only what concerns pods of this namespace", metavar="NAMESPACE"),
@@ -206,7 +219,8 @@ VERBS: Final = (
         "confirm a GPU reset that the driver cannot report",
         "After an XID whose action is a reset, a GPU is withheld until a reset is proven: by the driver's recovery\n"
         "action (570 and newer), by a driver that was loaded anew, by a memory remapping that is done, by a boot, or\n"
-        "by this word, which only root may give and the audit log records. Exits 1 when no reset was due.",
+        "by this word, which only root may give and the audit log records. Exits 1 when no reset was due. Example:\n"
+        "  nri-gpu repaired 0000:3b:00.0",
         (
             _option("gpu", help="its UUID, index or PCI address", metavar="GPU"),
             STATE_DIR,
@@ -217,7 +231,8 @@ VERBS: Final = (
         "nri_gpu.cli.verify_command",
         "prove that each container has the GPUs it was granted, and no others",
         "Compares every running container's OCI spec, mounts, environment and the kernel's device rules with its\n"
-        "signed grant. Needs root. Exits 1 when one differs, 69 or 77 when something could not be seen.",
+        "signed grant. Needs root. Exits 1 when one differs, 69 or 77 when something could not be seen. Example:\n"
+        "  nri-gpu verify",
         (
             _dropped("--watch", "run `nri-gpu verify` from a timer, and read its exit code"),
             _dropped("--every", "set the interval of that timer", values=1),
@@ -232,7 +247,9 @@ VERBS: Final = (
         "nri_gpu.cli.driver_command",
         "show which files of the NVIDIA driver containers can get, and which are missing",
         "Looks where `run` would and lists, by capability, libraries with the names that programs load them by,\n"
-        "programs and configuration files. Exits 1 when files had to be left out, 69 when there is no driver.",
+        "programs and configuration files. Exits 1 when files had to be left out, 69 when there is no driver.\n"
+        "Example:\n"
+        "  nri-gpu driver --driver-root /run/nvidia/driver",
         (POLICY, DRIVER_ROOT, STATE_DIR, OUTPUT),
     ),
     Verb(
@@ -241,7 +258,9 @@ VERBS: Final = (
         "check a policy file, and report all faults at once with their lines",
         "Exits 78 when the file has faults, and 1 where all that is wrong is a table without a key. Advice on a valid\n"
         "file does not change the exit code. The options of `run` that override the file do so here, and so do those\n"
-        "that a running daemon was started with, unless they are given here: faults are those of all together.",
+        "that a running daemon was started with, unless they are given here: faults are those of all together.\n"
+        "Example:\n"
+        "  nri-gpu check new-policy.toml",
         (
             _option("file", help="policy file (default /etc/nri-gpu/policy.toml)", nargs="?", metavar="FILE"),
             _switch("--forget", "first forget that a policy was in force, so that without a file the defaults apply"),
@@ -256,7 +275,8 @@ VERBS: Final = (
         "nri_gpu.cli.doctor_command",
         "show what is wrong on this node, from the kernel to the container, and how to fix it",
         "Changes nothing, and takes a second or two. Works without daemon, driver or root, and says what it could not\n"
-        "see. Exits 1 when a finding is an error.",
+        "see. Exits 1 when a finding is an error. Example:\n"
+        "  nri-gpu doctor --bundle report.tar.gz",
         (
             POLICY,
             STATE_DIR,
@@ -281,7 +301,7 @@ VERBS: Final = (
             DRIVER_ROOT,
             _value("--stage-dir", "DIR", "folder for staged driver files (default /var/lib/nri-gpu/cdi)"),
             _value("--capabilities", "LIST", "driver capabilities to include (default: the policy's)"),
-            _value("--output", "FILE", "file to write, ending in .json or .yaml"),
+            _value("--output", "FILE", "file to write, ending in .json or .yaml; without it, or -: print"),
             _dropped("--watch", "enable nri-gpu-cdi.path, which keeps the file up to date; here it is written once"),
             _dropped("--log-level", "leave it out: this verb logs only warnings", values=1),
         ),
@@ -325,7 +345,8 @@ VERBS: Final = (
         "nri_gpu.cli.prepare_command",
         "prepare the host: load kernel modules, make device nodes and /dev/char links",
         "Does only what is missing. Exits 1 when something is left for the administrator to fix. Makes no device node\n"
-        "if the driver's parameter ModifyDeviceFiles is 0.",
+        "if the driver's parameter ModifyDeviceFiles is 0. Example:\n"
+        "  nri-gpu prepare --dry-run",
         (
             _switch("--dry-run", "print what would be done, and change nothing"),
             _switch("--graphics", "also nvidia-modeset, for containers that use graphics"),
@@ -336,13 +357,76 @@ VERBS: Final = (
 )
 
 
+ABOUT: Final = (
+    "Gives containers NVIDIA GPUs through containerd's NRI, without a hook or a wrapper runtime. Pods ask by "
+    'annotation: `gpu.nri.io: "2"`, or `gpu.nri.io/container.NAME: "device=0,1;mode=shared"`.'
+)
+MORE: Final = "`nri-gpu help VERB` shows the options of a verb, `nri-gpu version` (or -V) the version."
+HELP_COLUMNS_MIN: Final = 40
+NAME_COLUMNS: Final = 10  # of the longest name, and two blanks
+
+# Headings of `nri-gpu help`, and their verbs.
+GROUPS: Final[Mapping[str, tuple[str, ...]]] = {
+    "every day": ("status", "gpus", "verify", "doctor", "explain", "repaired"),
+    "setting up": ("prepare", "driver", "check", "replay", "cdi"),
+    "services": ("run", "guard", "dra"),
+}
+HELP: Final = ("help", "-h", "--help")
+VERSION: Final = ("version", "-V", "--version")
+
+
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run the command line. Return an exit code."""
+    """Run the command line. Return an exit code. Raises: SystemExit, as argparse does."""
     arguments = sys.argv[1:] if argv is None else list(argv)
+    if argv is None:
+        _own_process(arguments)
     if not arguments and "NRI_PLUGIN_SOCKET" in os.environ:
         arguments = ["run"]  # started by the runtime itself, which passes no arguments
-    asked = [verb for verb in VERBS if [verb.name] == arguments[:1]]
-    args = _parser(asked or VERBS).parse_args(arguments)  # describing all verbs takes longer than reading the policy
+    try:
+        code = _command(*arguments)
+        sys.stdout.flush()
+    except (PolicyError, InventoryError) as error:
+        print("\n".join(map(str, error.faults)) or f"nri-gpu: {error}", file=sys.stderr)
+        return Exit.of_faults(error.faults) if error.faults else Exit.UNAVAILABLE
+    except CommandError as error:
+        print(error, file=sys.stderr)
+        return error.code
+    except BrokenPipeError:
+        _give_up_stdout()  # the reader has enough
+        return Exit.OK
+    except KeyboardInterrupt:
+        return 130
+    except Exception as error:  # Python's own exit code, 1, would read as a finding
+        if isinstance(error, OSError) and not _can_print():
+            print(f"nri-gpu: the output cannot be written: {cause_of(error)}", file=sys.stderr)
+            _give_up_stdout()
+            return Exit.of(error)
+        traceback.print_exc()
+        return Exit.BUG
+    return code
+
+
+def _own_process(arguments: Sequence[str]) -> None:
+    """Name this process, and open /dev/null for each stream that is closed: a file of ours would take its number."""
+    for number, name in enumerate(("stdin", "stdout", "stderr")):
+        if getattr(sys, name) is None:
+            setattr(sys, name, open(os.devnull, "w" if number else "r"))  # noqa: PTH123, SIM115
+    from nri_gpu.system.proc import name_process  # not for those who only import this module
+
+    name_process(arguments[0] if arguments[:1] in (["guard"], ["dra"]) else "")
+
+
+def _command(first: str = "", *rest: str) -> int:
+    """Run a verb, or show help or version. Return an exit code."""
+    if first in HELP and rest:
+        first, rest = rest[0], ("--help",)
+    if first in VERSION:
+        print(f"nri-gpu {__version__}")
+        return Exit.OK
+    if not first or first in HELP:
+        print(_help(), file=sys.stdout if first else sys.stderr)
+        return Exit.OK if first else Exit.USAGE
+    args = parse(first, *rest)
     run = _imported(args.module)
     if args.dropped or not getattr(args, "log_level", None):  # a verb that serves sets up the log itself, at once
         from nri_gpu.daemon.logs import set_up_command  # not for --help, which needs no log
@@ -351,28 +435,20 @@ def main(argv: Sequence[str] | None = None) -> int:
     _warn_of(args.dropped)
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="backslashreplace")  # a path may have letters that this locale lacks
+    return run(args)
+
+
+def _can_print() -> bool:
     try:
-        code = run(args)
-        sys.stdout.flush()
-    except PolicyError as error:
-        print("\n".join(map(str, error.faults)), file=sys.stderr)
-        return Exit.CONFIGURATION
-    except InventoryError as error:
-        print(f"nri-gpu: {error}", file=sys.stderr)
-        return Exit.CONFIGURATION if getattr(args, "gpus", None) else Exit.UNAVAILABLE
-    except CommandError as error:
-        print(error, file=sys.stderr)
-        return error.code
-    except BrokenPipeError:
-        # The reader has enough; keep the interpreter from complaining about it at exit.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return Exit.OK
-    except KeyboardInterrupt:
-        return 130
-    except Exception:  # Python's own exit code, 1, would read as a finding
-        traceback.print_exc()
-        return Exit.BUG
-    return code
+        print(flush=True)
+    except OSError:
+        return False
+    return True
+
+
+def _give_up_stdout() -> None:
+    """Keep the interpreter from complaining at exit about what it cannot write."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def _imported(module: str) -> Callable[[argparse.Namespace], int]:
@@ -395,26 +471,65 @@ def _warn_of(dropped: Mapping[str, str]) -> None:
         logger.bind(name=name, fix=fix).warning("option was removed and is ignored")
 
 
-def _parser(verbs: Sequence[Verb] = VERBS) -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
-        prog="nri-gpu",
-        description="Gives containers NVIDIA GPUs through containerd's NRI, without a hook or a wrapper runtime.",
-        epilog='Pods ask by annotation: `gpu.nri.io: "2"`, or `gpu.nri.io/container.NAME: "device=0,1;mode=shared"`.\n'
-        f"{EXIT_HELP}",
+class _Parser(argparse.ArgumentParser):
+    """A parser whose complaint is one sentence."""
+
+    def exit(self, status: int = 0, message: str | None = None) -> NoReturn:
+        sys.stdout.flush()  # here, where main sees that nobody reads the help
+        super().exit(status, message)
+
+    def error(self, message: str) -> NoReturn:
+        _refuse(self.prog, message)
+
+
+def parse(name: str, *words: str) -> argparse.Namespace:
+    """Return the arguments of a verb. Raises: SystemExit: 2 for wrong ones, 0 where help was printed."""
+    verb = next((each for each in VERBS if each.name == name), None)
+    if verb is None:
+        known = (*(each.name for each in VERBS), "help", "version")
+        _refuse("nri-gpu", f'no verb "{name}"{_did_you_mean(name, known)}')
+    parser = _Parser(
+        prog=f"nri-gpu {verb.name}",
+        description=f"{verb.help}\n\n{verb.teach}",
+        epilog=EXIT_HELP,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument("--version", action="version", version=f"nri-gpu {__version__}")
-    rows = parser.add_subparsers(metavar="VERB", required=True)
-    for verb in verbs:
-        sub = rows.add_parser(
-            verb.name,
-            help=verb.help,
-            description=f"{verb.help}\n\n{verb.teach}",
-            epilog=EXIT_HELP,
-            formatter_class=argparse.RawDescriptionHelpFormatter,
-        )
-        sub.set_defaults(module=verb.module, dropped={})
-        add: Callable[..., object] = sub.add_argument
-        for flags, settings in verb.options:
-            add(*flags, **settings)
-    return parser
+    parser.set_defaults(module=verb.module, dropped={})
+    add: Callable[..., object] = parser.add_argument
+    for flags, settings in verb.options:
+        add(*flags, **settings)
+    options = [flag[2:] for flags, _ in verb.options for flag in flags if flag.startswith("--")]
+    options += ["help", *(f"no-{option}" for option in options)]
+    for word in itertools.takewhile("--".__ne__, words):
+        option = word.removeprefix("--").partition("=")[0]
+        if word.startswith("--") and not any(each.startswith(option) for each in options):
+            meant = _did_you_mean(option, options).replace('"', '"--', 1)
+            _refuse(parser.prog, f"unrecognized arguments: {word}{meant}")
+    return parser.parse_args(words)
+
+
+def _refuse(prog: str, what: str) -> NoReturn:
+    print(f"{prog}: {what}: see `{prog} --help`", file=sys.stderr)
+    sys.exit(Exit.USAGE)
+
+
+def _did_you_mean(word: str, known: Iterable[str]) -> str:
+    from nri_gpu.domain.text import did_you_mean  # brings difflib: only for a slip
+
+    return did_you_mean(word, known)
+
+
+def _help() -> str:
+    """Return the verbs by their groups, each with its example, fit to the terminal."""
+    columns = max(shutil.get_terminal_size().columns, HELP_COLUMNS_MIN)
+    verbs = {verb.name: verb for verb in VERBS}
+    lines = ["usage: nri-gpu VERB [options]", ""]
+    lines += textwrap.wrap(ABOUT, columns)
+    for group, names in GROUPS.items():
+        lines += ["", f"{group}:"]
+        for name in names:
+            first = f"  {name:<{NAME_COLUMNS}}"
+            lines += textwrap.wrap(verbs[name].help, columns, initial_indent=first, subsequent_indent=" " * len(first))
+            lines.append(f"{' ' * len(first)}$ {verbs[name].example}")
+    lines += ["", *textwrap.wrap(MORE, columns), "", *EXIT_HELP.splitlines()]
+    return "\n".join(lines)

@@ -15,7 +15,7 @@ from nri_gpu.domain.container import Container, ContainerId, Pod, PodId, PodUid
 from nri_gpu.domain.errors import CommandError, Exit
 from nri_gpu.domain.mps import SHM_PLACE
 from nri_gpu.domain.names import BASE_KEY, KEY_PREFIX
-from nri_gpu.domain.text import listed, quoted, shown
+from nri_gpu.domain.text import counted, listed, quoted, shown
 from nri_gpu.nri.convert import read_env
 from nri_gpu.system.yaml_documents import CONTAINERS_MAX, PODS_MAX, read_documents, too_many
 
@@ -132,7 +132,7 @@ def read_pods(text: str, file: str, namespace: str = "default") -> Manifest:
                 without[shown(_text(item.get("kind"))) if isinstance(item, Mapping) else ""] += 1
     if not pods:
         where = f"documents 1 to {len(documents)} hold" if len(documents) > 1 else "document 1 holds"
-        raise CommandError(Exit.USAGE, f"{file}, {where} no pod: no spec.containers, and no template with them")
+        raise CommandError(Exit.CONFIGURATION, f"{file}, {where} no pod: no spec.containers, and no template with them")
     return Manifest(tuple(pods), tuple(_notes(without, aliased=aliased)), claims)
 
 
@@ -143,7 +143,7 @@ def _notes(without: Counter[str], *, aliased: bool) -> Iterator[str]:
     if without:
         kinds = listed(f"{times:,} {kind or 'without a kind'}" for kind, times in without.most_common())
         number, plural = without.total(), without.total() > 1
-        yield f"{number:,} document{'s' * plural} without a pod {'are' if plural else 'is'} passed over: {kinds}"
+        yield f"{counted(number, 'document')} without a pod {'are' if plural else 'is'} passed over: {kinds}"
 
 
 def _items(document: object, seen: set[int]) -> Iterator[object]:
@@ -266,7 +266,7 @@ def _annotations(metadata: Mapping[str, object], where: str) -> dict[str, str]:
         if not isinstance(value, str):
             written = f"{where}: annotation {shown(_text(key))}"
             raise CommandError(
-                Exit.USAGE, f"{written} is not text; Kubernetes wants it in quotes: {quoted(_text(value))}"
+                Exit.CONFIGURATION, f"{written} is not text; Kubernetes wants it in quotes: {quoted(_text(value))}"
             )
         annotations[_text(key)] = value
     return annotations
@@ -352,13 +352,13 @@ def _text(value: object) -> str:
 def _mapping(value: object, where: str) -> Mapping[str, object]:
     if value is None or isinstance(value, Mapping):
         return value or {}
-    raise CommandError(Exit.USAGE, f"{where} is not a mapping")
+    raise CommandError(Exit.CONFIGURATION, f"{where} is not a mapping")
 
 
 def _list(value: object, where: str) -> list[object]:
     if value is None or isinstance(value, list):
         return value or []
-    raise CommandError(Exit.USAGE, f"{where} is not a list")
+    raise CommandError(Exit.CONFIGURATION, f"{where} is not a list")
 
 
 def _mappings(value: object, where: str) -> list[Mapping[str, object]]:

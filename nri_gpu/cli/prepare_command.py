@@ -13,7 +13,7 @@ from msgspec.structs import asdict
 from nri_gpu.cli.page import Line, Tone
 from nri_gpu.cli.render import answer, lines
 from nri_gpu.domain.errors import CommandError, Exit
-from nri_gpu.domain.text import listed
+from nri_gpu.domain.text import counted, listed
 from nri_gpu.host.actions import Action, FixNode, LoadModule, MakeLink, MakeNode, make_plan
 from nri_gpu.host.facts import CharDevice, HostFacts, HostFinding, look
 from nri_gpu.host.kernel_view import HostFolders
@@ -137,8 +137,7 @@ def _print(args: argparse.Namespace, report: PrepareReport, *, more: bool = Fals
     if more:
         page.append(Line("more may follow: a module's devices are known once it is loaded"))
     page += lines((f"finding: {finding}" for finding in report.findings), Tone.BAD)
-    count = len(report.facts.devices)
-    devices = f"{count} NVIDIA device{'s' * (count > 1)}"
+    devices = counted(len(report.facts.devices), "NVIDIA device")
     answer(args, document, page or [Line(f"nothing to do: {devices}, modules loaded, nodes and links in place")])
     return Exit.FINDING if report.findings else Exit.OK
 

@@ -18,6 +18,7 @@ from nri_gpu.decision.refusals import IN_MIG_MODE, why_not
 from nri_gpu.domain.gpu import ComputeMode, Gpu, MigPart, Unit, health_of, whole
 from nri_gpu.domain.health import HealthState, History
 from nri_gpu.domain.node import Inventory, KernelGpu
+from nri_gpu.domain.text import counted
 
 _FOR_ONE: Final = (ComputeMode.EXCLUSIVE_PROCESS, ComputeMode.EXCLUSIVE_THREAD)
 
@@ -49,7 +50,7 @@ def gpus_page(inventory: Inventory, status: DaemonStatus | None = None) -> list[
     """Return a table of the GPUs, with the faults below it."""
     origin = "a topology file" if inventory.simulated else "NVML"
     versions = f"driver {inventory.driver_version or '?'}, CUDA {inventory.cuda_version or '?'}, from {origin}"
-    headline = f"{len(inventory.gpus)} GPUs, {versions}" + (_snapshot(status.node) if status else "")
+    headline = f"{counted(len(inventory.gpus), 'GPU')}, {versions}" + (_snapshot(status.node) if status else "")
     table = Grid(GPU_COLUMNS, tuple(_row(unit) for unit in inventory.units))
     here = [extra for extra, offer in inventory.extras.items() if not offer.lacking]
     lacking = [extra for extra in inventory.extras if extra not in here]
@@ -172,7 +173,7 @@ def transition_lines(history: History | None) -> Iterator[str]:
     counts = ", ".join(f"{kind} {count}" for kind, count in sorted(history.counts.items()))
     last = history.last[-SHOWN:]
     rest = ", the last:" if len(last) < history.total else ":"
-    yield f"{history.total} change{'s' * (history.total > 1)} since {at(history.began_s)} ({counts}){rest}"
+    yield f"{counted(history.total, 'change')} since {at(history.began_s)} ({counts}){rest}"
     yield from (f"  {at(each.at_s)}  {each.what}" for each in last)
 
 

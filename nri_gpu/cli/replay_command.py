@@ -8,16 +8,21 @@ import sys
 from collections.abc import Iterable, Iterator, Mapping
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Final
 
 from msgspec import Meta, Struct
 
 from nri_gpu.cli.page import Line, Tone
 from nri_gpu.cli.render import answer
-from nri_gpu.domain.errors import CommandError, Exit, PolicyError
+from nri_gpu.domain.errors import CommandError, Exit, PolicyError, fault_of
+from nri_gpu.domain.text import counted
 from nri_gpu.policy.model import Policy
 from nri_gpu.records.audit_records import Compared, PassedOver, Replay
 from nri_gpu.records.policy_file import PolicyText, build_policy, load_policy
+from nri_gpu.system.storage import open_input
+
+STRANGE_MAX: Final = 3  # lines
+LINE_MAX: Final = 64 << 20  # bytes; a node's record has some 200 kB
 
 RecordedAnswer = Annotated[
     object,
@@ -58,7 +63,7 @@ class ReplayDocument(Struct, frozen=True, tag_field="schema", tag="nri-gpu/repla
 
 
 def run(args: argparse.Namespace) -> int:
-    """Print what differs. Return 1 if something does, or a line is no record, or 78 if a file cannot be read."""
+    """Print what differs. Return 1 if something does, or a line is no record, or 78 if a file is no audit log."""
     instead = load_policy(args.policy, all_options=False) if args.policy else None
     decisions, unreadable, different, passed_over = 0, 0, list[Compared](), list[PassedOver]()
     try:
@@ -74,7 +79,7 @@ def run(args: argparse.Namespace) -> int:
             if not compared.same:
                 different.append(compared)
     except OSError as error:
-        raise CommandError(Exit.CONFIGURATION, error) from None
+        raise CommandError(Exit.of_input(error), fault_of(error)) from None
     document = ReplayDocument(decisions, unreadable, tuple(map(_different, different)), tuple(passed_over))
     answer(args, document, _lines(decisions, different, passed_over))
     return Exit.FINDING if different or unreadable else Exit.OK
@@ -83,20 +88,30 @@ def run(args: argparse.Namespace) -> int:
 def recorded_lines(files: Iterable[Path]) -> Iterator[tuple[str, str]]:
     """Yield each line with where it stands. Raises: OSError."""
     for file in files:
-        with file.open("rb") as lines:
-            for number, line in enumerate(lines, 1):
+        with open_input(file) as lines:
+            for number, line in enumerate(iter(lambda: lines.readline(LINE_MAX), b""), 1):
                 yield f"{file}:{number}", line.decode(errors="replace")
 
 
 def compare(lines: Iterable[tuple[str, str]], instead: Policy | None = None) -> Iterator[Compared | PassedOver | str]:
-    """Yield every decision, in order, or a sentence for a line that is no record. lines: each with where it stands."""
-    replay = Replay(_read_policy, instead)
+    """Yield every decision, in order, or a sentence for a line that is no record. lines: each with where it stands.
+
+    Raises: CommandError, if a file begins with STRANGE_MAX such lines.
+    """
+    replay, strange, known = Replay(_read_policy, instead), 0, False
     for place, line in lines:
+        if place.endswith(":1"):
+            strange, known = 0, False
         try:
             compared = replay.take(json.loads(line)) if line.strip() else None
         except (ValueError, TypeError, RecursionError) as error:
             yield f"{place}: {error}"
+            strange += 1
+            if strange == STRANGE_MAX and not known:
+                told = f"{place.rpartition(':')[0]} is no audit log: its first {strange} lines are none of one"
+                raise CommandError(Exit.CONFIGURATION, f"{told}; name audit.jsonl of a state folder") from None
         else:
+            known = known or bool(line.strip())
             if compared:
                 yield compared
 
@@ -118,9 +133,10 @@ def _lines(decisions: int, different: list[Compared], passed_over: list[PassedOv
         yield Line(f"{_time(each.at)} {pod.namespace}/{pod.name} {each.container.name}", Tone.HEAD)
         yield Line(f"  - {_answer_text(each.recorded)}", Tone.BAD)
         yield Line(f"  + {_answer_text(each.now)}", Tone.GOOD)
-    same = f"{len(different)} differ" if different else "none differs"
+    count = len(different)
+    same = f"{count} differ{'s' * (count == 1)}" if count else "none differs"
     passed = f", {sum(each.decisions for each in passed_over)} passed over" if passed_over else ""
-    yield Line(f"{decisions} decisions, {same}{passed}", Tone.HEAD)
+    yield Line(f"{counted(decisions, 'decision')}, {same}{passed}", Tone.HEAD)
 
 
 def _time(at_s: float) -> str:

@@ -20,7 +20,7 @@ from loguru import logger
 
 from nri_gpu.daemon import logs
 from nri_gpu.daemon.app import Daemon
-from nri_gpu.domain.errors import CommandError, Exit, PolicyError
+from nri_gpu.domain.errors import CommandError, Exit, fault_of
 from nri_gpu.domain.names import DEFAULT_STATE
 from nri_gpu.kubelet.kubelet_controller import set_up_grpc
 from nri_gpu.policy.document import options_in
@@ -93,7 +93,7 @@ def _serve(args: argparse.Namespace, state_dir: Path, launched: str, *, joins: b
     try:
         inherited = _inherited(launched) if launched else None
     except (ValueError, OSError) as error:
-        sentence = f"NRI_PLUGIN_SOCKET={launched} names no connected socket: {error}"
+        sentence = f"NRI_PLUGIN_SOCKET={launched} names no connected socket: {fault_of(error)}"
         raise CommandError(Exit.USAGE, sentence) from None
     try:
         options = _options(args, joins=joins)
@@ -101,10 +101,9 @@ def _serve(args: argparse.Namespace, state_dir: Path, launched: str, *, joins: b
         liveness = LivenessFile(Path(args.run_dir) if args.run_dir else None)
         _open(state, succession if args.stand_by else None, liveness, kubelet=args.kubelet is not False)
         key = state.key()
-    except PolicyError as error:
-        raise CommandError(Exit.USAGE, "\nnri-gpu: ".join(map(str, error.faults))) from None
     except StateError as error:
-        raise CommandError(Exit.UNAVAILABLE if error.taken else Exit.PERMISSION, error) from None
+        cause = Exit.PERMISSION if isinstance(error.__cause__, PermissionError) else Exit.CONFIGURATION
+        raise CommandError(Exit.UNAVAILABLE if error.taken else cause, error) from None
     if state.key_fault:
         logger.bind(path=str(state.path / "key"), fault=state.key_fault).warning(KEY_LOST)
     topology = Path(args.gpus) if args.gpus else None

@@ -12,11 +12,12 @@ from nri_gpu.cli.follow_daemon import policy_in_force
 from nri_gpu.cli.page import Column, Grid, Line, Row, Tone
 from nri_gpu.cli.render import answer, lines, titled
 from nri_gpu.daemon.answers import DaemonStatus, InventoryAnswer
-from nri_gpu.domain.errors import CommandError, Exit, PolicyError, UnseenError
+from nri_gpu.domain.errors import CommandError, Exit, PolicyError, UnseenError, cause_of, fault_of
 from nri_gpu.domain.names import CONTROL_SOCKET, DEFAULT_STATE
 from nri_gpu.domain.node import Inventory
+from nri_gpu.domain.text import counted
 from nri_gpu.plugin.guard_status import in_pod
-from nri_gpu.records.policy_file import load_last_good, was_kept
+from nri_gpu.records.policy_file import build_policy, load_last_good, read_policy, was_kept
 from nri_gpu.system.storage import KEY_BYTES, KeyLengthError, read_key
 from nri_gpu.verify.container_report import (
     DAEMON,
@@ -86,7 +87,8 @@ def _key(state_dir: Path) -> bytes:
             Exit.UNAVAILABLE, f"key {path} is not {KEY_BYTES} bytes long: start `nri-gpu run` again"
         ) from None
     except OSError as error:
-        raise CommandError(Exit.of(error), f"key {path} cannot be used: {error.strerror}; be root") from None
+        root = "; be root" * isinstance(error, PermissionError)
+        raise CommandError(Exit.of(error), f"key {path} cannot be used: {cause_of(error)}{root}") from None
 
 
 def _numbers(args: argparse.Namespace, state_dir: Path, key: bytes) -> tuple[Inventory, Path, str]:
@@ -94,7 +96,7 @@ def _numbers(args: argparse.Namespace, state_dir: Path, key: bytes) -> tuple[Inv
     try:
         answer = ask(state_dir / CONTROL_SOCKET, "inventory", InventoryAnswer)
     except (OSError, ValueError) as error:
-        silence = f"the daemon at {state_dir} does not say ({error})"
+        silence = f"the daemon at {state_dir} does not say ({fault_of(error)})"
     else:
         return answer.inventory, _stage_dir(args.policy, state_dir), DAEMON
     try:
@@ -133,7 +135,7 @@ def verify_page(report: Report, inventory: Inventory) -> list[Line | Grid]:
     shown = report.containers
     counts = {verdict: sum(each.verdict is verdict for each in shown) for verdict in Verdict}
     told = ", ".join(f"{count} {verdict}" for verdict, count in counts.items() if count)
-    headline = f"{report.node.name}: {len(shown)} containers{f': {told}' if told else ''}"
+    headline = f"{report.node.name}: {counted(len(shown), 'container')}{f': {told}' if told else ''}"
     if report.numbers_from == SNAPSHOT:
         headline += "; no daemon answers, so device numbers are from its last snapshot"
     rows = tuple(_row(each, inventory) for each in shown)

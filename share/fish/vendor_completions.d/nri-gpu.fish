@@ -16,6 +16,9 @@ complete -c nri-gpu -n __fish_use_subcommand -a cdi -d 'write a CDI specificatio
 complete -c nri-gpu -n __fish_use_subcommand -a explain -d 'show what each container of a pod would get, and why, without a runtime'
 complete -c nri-gpu -n __fish_use_subcommand -a replay -d 'decide the requests of an audit log again, and print what differs'
 complete -c nri-gpu -n __fish_use_subcommand -a prepare -d 'prepare the host: load kernel modules, make device nodes and /dev/char links'
+complete -c nri-gpu -n __fish_use_subcommand -a help -d 'show the verbs, or help VERB: the options of one'
+complete -c nri-gpu -n __fish_use_subcommand -a version -d 'show the version'
+complete -c nri-gpu -n '__fish_seen_subcommand_from help' -a 'run guard dra gpus status repaired verify driver check doctor cdi explain replay prepare'
 complete -c nri-gpu -n '__fish_seen_subcommand_from run' -l policy -r -F -d 'policy file (default /etc/nri-gpu/policy.toml)'
 complete -c nri-gpu -n '__fish_seen_subcommand_from run' -l gpus -r -F -d 'simulate the node in this topology file instead of asking NVML'
 complete -c nri-gpu -n '__fish_seen_subcommand_from run' -l socket -r -F -d 'the runtime\'s NRI socket (default /var/run/nri/nri.sock)'
@@ -112,7 +115,7 @@ complete -c nri-gpu -n '__fish_seen_subcommand_from cdi' -l gpus -r -F -d 'simul
 complete -c nri-gpu -n '__fish_seen_subcommand_from cdi' -l driver-root -x -a '(__fish_complete_directories)' -d 'root folder of the host\'s NVIDIA driver (default /)'
 complete -c nri-gpu -n '__fish_seen_subcommand_from cdi' -l stage-dir -x -a '(__fish_complete_directories)' -d 'folder for staged driver files (default /var/lib/nri-gpu/cdi)'
 complete -c nri-gpu -n '__fish_seen_subcommand_from cdi' -l capabilities -x -d 'driver capabilities to include (default: the policy\'s)'
-complete -c nri-gpu -n '__fish_seen_subcommand_from cdi' -l output -r -F -d 'file to write, ending in .json or .yaml'
+complete -c nri-gpu -n '__fish_seen_subcommand_from cdi' -l output -r -F -d 'file to write, ending in .json or .yaml; without it, or -: print'
 complete -c nri-gpu -n '__fish_seen_subcommand_from cdi' -s h -l help -d 'show this help and exit'
 complete -c nri-gpu -n '__fish_seen_subcommand_from explain' -F
 complete -c nri-gpu -n '__fish_seen_subcommand_from explain' -s n -l namespace -x -d 'namespace for objects without one (default: default)'

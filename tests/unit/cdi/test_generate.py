@@ -77,8 +77,12 @@ def test_the_file_is_what_would_be_printed(place: Place, capsys: pytest.CaptureF
     assert place.generate() == Exit.OK
     printed = capsys.readouterr().out
     assert place.generate("--output", str(place.file)) == Exit.OK
-    assert capsys.readouterr() == ("", place.simulated)
+    assert capsys.readouterr() == ("", f"nri-gpu: {place.file} is written: 4 GPUs\n{place.simulated}")
     assert place.file.read_text() == printed
+    assert place.generate("--output", str(place.file)) == Exit.OK
+    assert capsys.readouterr() == ("", f"nri-gpu: {place.file} is up to date: 4 GPUs\n{place.simulated}")
+    assert place.generate("--output", "-") == Exit.OK
+    assert capsys.readouterr() == (printed, place.simulated)
     document = place.specification()
     assert document["devices"][-1]["name"] == "all"
     [libraries, *_] = document["containerEdits"]["mounts"]
@@ -146,7 +150,7 @@ FAILURES: dict[str, tuple[list[str], Exit, str]] = {
     "a file that no runtime reads": (["--output", "cdi.txt"], Exit.USAGE, "only read files that end in .json or .yaml"),
     "a broken policy": (["--policy", "broken.toml"], Exit.CONFIGURATION, "broken.toml:1: nonsense"),
     "a broken topology": (["--gpus", "broken.toml"], Exit.CONFIGURATION, "broken.toml"),
-    "a file for a folder": (["--output", "broken.toml/a.json"], Exit.PERMISSION, "cannot be written"),
+    "a file for a folder": (["--output", "broken.toml/a.json"], Exit.CONFIGURATION, "cannot be written"),
 }
 
 
@@ -208,8 +212,9 @@ def test_a_file_in_another_folder_is_named(
     assert place.generate("--output", str(place.file)) == Exit.OK
     assert place.file.exists()
     assert capsys.readouterr().err == (
-        f"{place.simulated}nri-gpu: {'' if first else 'warning: '}{place.file} and {rival} both name nvidia.com/gpu=0: "
-        f"runtimes take what {place.file if first else rival} says, since its folder comes later\n"
+        f"nri-gpu: {place.file} is written: 4 GPUs\n{place.simulated}"
+        f"nri-gpu: {'' if first else 'warning: '}{place.file} and {rival} both name nvidia.com/gpu=0: runtimes take "
+        f"what {place.file if first else rival} says, since its folder comes later\n"
     )
 
 
@@ -382,6 +387,6 @@ def test_what_another_specification_names_stays(old: Old, where: str) -> None:
 def test_a_specification_that_cannot_be_read_may_name_any(old: Old) -> None:
     folder = old.stale()
     (old.base / "etc/odd.json").mkdir()
-    with pytest.raises(DriverError, match=r"old driver files stay in .*Is a directory"):
+    with pytest.raises(DriverError, match=r"old driver files stay in .*it is a folder"):
         old.write()
     assert folder.is_dir()

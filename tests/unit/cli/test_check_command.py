@@ -99,7 +99,7 @@ def test_a_policy_that_was_in_force_and_is_gone(nri_gpu: NriGpuCall, tmp_path: P
 def test_what_cannot_be_forgotten(nri_gpu: NriGpuCall, tmp_path: Path) -> None:
     (tmp_path / "lib" / IN_FORCE).mkdir(parents=True)
     done = nri_gpu("check", "--forget", "--state-dir", tmp_path)
-    assert (done.code, f"{IN_FORCE} cannot be removed: Is a directory" in done.err) == (Exit.UNAVAILABLE, True)
+    assert (done.code, f"{IN_FORCE} cannot be removed: it is a folder" in done.err) == (Exit.UNAVAILABLE, True)
 
 
 def test_the_default_file(nri_gpu: NriGpuCall, tmp_path: Path) -> None:

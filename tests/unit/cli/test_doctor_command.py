@@ -146,7 +146,7 @@ def test_a_bundle(host: DoctorNode, nri_gpu: NriGpuCall, tmp_path: Path) -> None
     ("name", "code", "words"),
     [
         ("node.zip", Exit.USAGE, "must end in .tar.gz"),
-        ("none/node.tar.gz", Exit.UNAVAILABLE, "cannot be written: No such file or directory"),
+        ("none/node.tar.gz", Exit.UNAVAILABLE, "cannot be written: no such file"),
         ("/proc/node.tar.gz", Exit.UNAVAILABLE, "cannot be written"),
     ],
 )

@@ -113,9 +113,9 @@ def test_one_ledger_for_all_pods_and_the_policy_of_the_file(explain: Explain) ->
         ("!!python/object/apply:os.system ['true']", "is not YAML"),
     ],
 )
-def test_what_is_no_manifest_is_2_and_never_a_traceback(explain: Explain, manifest: str, words: str) -> None:
+def test_what_is_no_manifest_is_78_and_never_a_traceback(explain: Explain, manifest: str, words: str) -> None:
     done = explain(manifest.replace("LONG", f"0x{'f' * 5000}"))  # Python writes no decimal number of that length
-    assert done.code == (Exit.USAGE if words else Exit.OK)
+    assert done.code == (Exit.CONFIGURATION if words else Exit.OK)
     assert words in done.err
     assert "Traceback" not in done.err
 
@@ -143,7 +143,7 @@ def test_what_cannot_be_read(explain: Explain, tmp_path: Path, nri_gpu: NriGpuCa
     (tmp_path / "bytes.yaml").write_bytes(b"\xff\xfe\x00")
     for name in ("bytes.yaml", "none.yaml"):
         done = nri_gpu("explain", tmp_path / name, "--gpus", FOUR_GPUS)
-        assert (done.code, name in done.err) == (Exit.USAGE, True)
+        assert (done.code, name in done.err) == (Exit.CONFIGURATION, True)
     done = explain(POD, policy="[plugin]\nindex = 5\n")
     assert (done.code, done.out, "policy.toml:2: plugin.index" in done.err) == (Exit.CONFIGURATION, "", True)
     done = explain(POD, "--gpus", tmp_path / "none.toml")

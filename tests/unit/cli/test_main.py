@@ -6,6 +6,7 @@ import argparse
 import os
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -22,22 +23,63 @@ from tests.support.nvml import FakeGpu, build_fake_nvml
 
 SWITCHES = {"--kubelet", "--dra", "--metrics-public"}
 VERBS = [verb.name for verb in cli.VERBS]
+NOBODY = 65534
+
+
+def called(*arguments: str) -> int | str | None:
+    """The exit code, be it returned or raised, as argparse does."""
+    try:
+        return cli.main(arguments)
+    except SystemExit as ended:
+        return ended.code
 
 
 def helped(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
-    with pytest.raises(SystemExit) as caught:
-        cli.main([*arguments, "--help"])
-    assert caught.value.code == 0
-    return capsys.readouterr().out
+    assert called(*arguments, "--help") == Exit.OK
+    text = capsys.readouterr().out
+    assert called("help", *arguments) == Exit.OK
+    assert capsys.readouterr() == (text, "")
+    return text
 
 
-def test_help_names_every_verb_and_an_annotation_to_try(capsys: pytest.CaptureFixture[str]) -> None:
+def test_help_has_every_verb_in_its_group_with_an_example(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     names = "run guard dra gpus status repaired verify driver check doctor cdi explain replay prepare"
     assert names.split() == VERBS
+    assert sorted(name for group in cli.GROUPS.values() for name in group) == sorted(VERBS)
+    monkeypatch.setenv("COLUMNS", "80")
     text = helped(capsys)
-    assert all(verb.help in " ".join(text.split()) for verb in cli.VERBS)
-    assert 'gpu.nri.io: "2"' in text
+    lines = text.splitlines()
+    flat = " ".join(text.split())
+    assert all(f"{verb.name} {verb.help} $ {verb.example}" in flat for verb in cli.VERBS)
+    starts = [lines.index(f"{group}:") for group in cli.GROUPS]
+    assert starts == sorted(starts)
+    assert 'gpu.nri.io: "2"' in flat
     assert "78 configuration" in text
+    assert all(len(line) <= 80 or line.lstrip().startswith(("$", "0 ok")) for line in lines)
+
+
+@pytest.mark.parametrize("verb", cli.VERBS, ids=VERBS)
+def test_each_example_is_a_command_line(verb: cli.Verb) -> None:
+    prog, name, *words = verb.example.partition(" && ")[0].split()
+    assert (prog, name) == ("nri-gpu", verb.name)
+    cli.parse(name, *words)
+
+
+def test_nothing_asked_shows_the_help_and_is_wrong_usage(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("NRI_PLUGIN_SOCKET", raising=False)
+    text = helped(capsys)
+    assert called() == Exit.USAGE
+    assert capsys.readouterr() == ("", text)
+
+
+@pytest.mark.parametrize("word", ["version", "-V", "--version"])
+def test_each_spelling_of_version(capsys: pytest.CaptureFixture[str], word: str) -> None:
+    assert called(word) == Exit.OK
+    assert capsys.readouterr().out == f"nri-gpu {__version__}\n"
 
 
 @pytest.mark.parametrize("verb", VERBS)
@@ -62,17 +104,23 @@ def test_every_option_over_the_policy_is_one_of_run_and_of_check(verb: str) -> N
     declared = {name for each in cli.VERBS if each.name == verb for names, _ in each.options for name in names}
     assert {names[0] for names, _ in cli.OVERRIDES} == flags <= declared
     words = [f"{flag}=a" if flag not in SWITCHES else flag for flag in flags]
-    args = vars(cli._parser().parse_args([verb, *words]))
+    args = vars(cli.parse(verb, *words))
     assert {setting(path).flag for path in options_in(args)} == flags
-    assert options_in(vars(cli._parser().parse_args([verb]))) == {}
+    assert options_in(vars(cli.parse(verb))) == {}
 
 
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        ([], "required: VERB"),
-        (["dance"], "invalid choice: 'dance'"),
-        (["gpus", "--fast"], "unrecognized arguments: --fast"),
+        (["dance"], 'nri-gpu: no verb "dance": see `nri-gpu --help`'),
+        (["statsu"], 'no verb "statsu" (did you mean "status"?)'),
+        (["help", "stat"], 'no verb "stat" (did you mean "status"?)'),
+        (["--policy", "x", "check"], 'no verb "--policy"'),
+        (["gpus", "--fast"], "unrecognized arguments: --fast: see `nri-gpu gpus --help`"),
+        (["check", "--forgt"], 'unrecognized arguments: --forgt (did you mean "--forget"?)'),
+        (["explain", "--polcy=x"], 'unrecognized arguments: --polcy=x (did you mean "--policy"?)'),
+        (["run", "--no-kubelt"], '(did you mean "--no-kubelet"?)'),
+        (["check", "--", "--forgt", "b"], "unrecognized arguments: b"),
         (["gpus", "-o", "yaml"], "invalid choice: 'yaml'"),
         (["explain"], "required: POD.yaml"),
         (["run", "--log-level", "loud"], "invalid choice: 'LOUD'"),
@@ -82,10 +130,9 @@ def test_wrong_usage_is_2(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, arguments: list[str], words: str
 ) -> None:
     monkeypatch.delenv("NRI_PLUGIN_SOCKET", raising=False)
-    with pytest.raises(SystemExit) as caught:
-        cli.main(arguments)
-    assert caught.value.code == Exit.USAGE
-    assert words in capsys.readouterr().err
+    assert called(*arguments) == Exit.USAGE
+    captured = capsys.readouterr()
+    assert (captured.out, captured.err.count("\n"), words in captured.err) == ("", 1, True)
 
 
 # What a command line of 0.1.0 may have and nothing reads any more; and words of what to do instead.
@@ -164,7 +211,11 @@ FOREIGN = ("yaml", "pynvml", "grpc", "ctypes", "rich", "urllib3", "prometheus_cl
 # A bug in what decides must not be a bug of the guard's, nor its memory the guard's.
 DECIDING = ("decision.decide", "injection", "inventory", "driver", "host", "allocation.placement")
 NOT_LOADED = {
-    "from nri_gpu.cli import main; main._parser()": ("nri_gpu.daemon", "nri_gpu.cli.run_command", *FOREIGN),
+    "from nri_gpu.cli import main; main.parse('run'); main._help()": (
+        "nri_gpu.daemon",
+        "nri_gpu.cli.run_command",
+        *FOREIGN,
+    ),
     "import nri_gpu.cli.run_command": ("nri_gpu.cli.explain_command", "nri_gpu.inventory.nvml_program", *FOREIGN),
     "import nri_gpu.plugin.guard_process": (*(f"nri_gpu.{name}" for name in DECIDING), *FOREIGN),
     f"from nri_gpu.cli.main import main; main(['gpus', '--gpus', '{FOUR_GPUS}'])": FOREIGN,
@@ -208,3 +259,91 @@ def test_as_a_module_and_as_a_command(tmp_path: Path) -> None:
     for command in ([sys.executable, "-m", "nri_gpu"], [str(Path(sys.executable).with_name("nri-gpu"))]):
         done = subprocess.run([*command, "--version"], capture_output=True, text=True, check=True, cwd=tmp_path)
         assert done.stdout == f"nri-gpu {__version__}\n"
+
+
+# What names a file, which comes last; and whether one without a byte is good.
+INPUTS = {
+    "a policy": (("driver", "--policy"), True),
+    "a policy to check": (("check",), True),
+    "another policy for a log": (("replay", os.devnull, "--policy"), True),
+    "a topology": (("gpus", "--gpus"), False),
+    "a topology for a specification": (("cdi", "generate", "--gpus"), False),
+    "a topology to compare with": (("check", "--gpus"), False),
+    "a pod": (("explain", "--gpus", str(FOUR_GPUS)), False),
+    "an audit log": (("replay",), True),
+}
+
+
+def missing(file: Path) -> None:
+    assert not file.exists()
+
+
+def rubbish(file: Path) -> None:
+    file.write_bytes(b"\x00\xff\xfe\n" * 4)
+
+
+BAD = {
+    "missing": (missing, Exit.CONFIGURATION),
+    "a folder": (Path.mkdir, Exit.CONFIGURATION),
+    "a pipe": (lambda file: os.mkfifo(file), Exit.CONFIGURATION),
+    "rubbish": (rubbish, Exit.CONFIGURATION),
+    "empty": (Path.touch, Exit.CONFIGURATION),
+    "not for us": (lambda file: file.touch(0o000), Exit.PERMISSION),
+}
+
+
+@pytest.mark.parametrize(("make", "code"), BAD.values(), ids=BAD)
+@pytest.mark.parametrize(("words", "may_be_empty"), INPUTS.values(), ids=INPUTS)
+def test_a_bad_input_file_is_a_sentence_with_its_name_and_78_or_77(
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+    words: tuple[str, ...],
+    may_be_empty: bool,
+    make: Callable[[Path], object],
+    code: Exit,
+) -> None:
+    monkeypatch.setattr("nri_gpu.records.policy_file.DEFAULT_PATH", tmp_path / "no-policy.toml")
+    file = tmp_path / "input"
+    make(file)
+    for folder in (tmp_path, *tmp_path.parents[:3]):
+        folder.chmod(0o755)
+    os.seteuid(NOBODY if code is Exit.PERMISSION else 0)
+    try:
+        ended = called(*words, str(file))
+    finally:
+        os.seteuid(0)
+    printed = "".join(capsys.readouterr())
+    assert "Errno" not in printed
+    assert "Traceback" not in printed
+    if may_be_empty and (make is Path.touch or (make is BAD["a pipe"][0] and words == ("replay",))):
+        assert ended != code
+        return
+    assert (ended, str(file) in printed) == (code, True), printed
+    assert make is not missing or f"{file}: no such file\n" in printed
+
+
+def in_shell(line: str) -> subprocess.CompletedProcess[str]:
+    script = line.replace("nri-gpu", f"{sys.executable} -m nri_gpu")
+    return subprocess.run(["bash", "-c", script], capture_output=True, text=True, timeout=20, check=False)
+
+
+GPUS = f"nri-gpu gpus --gpus {FOUR_GPUS}"
+STREAMS = {
+    "no stdout": (f"{GPUS} >&-", Exit.OK, ""),
+    "no stderr": (f"{GPUS} 2>&- >/dev/null", Exit.OK, ""),
+    "no stderr for a fault": ("nri-gpu gpus --gpus /none 2>&-", Exit.CONFIGURATION, ""),
+    "none at all": ("nri-gpu <&- >&- 2>&-", Exit.USAGE, ""),
+    "a full disk": (f"{GPUS} -o json >/dev/full", Exit.UNAVAILABLE, "nri-gpu: the output cannot be written: No space"),
+    "a full disk for the help": ("nri-gpu help >/dev/full", Exit.UNAVAILABLE, "nri-gpu: the output cannot be written"),
+    "a reader of the help who has enough": ("set -o pipefail; nri-gpu help run | true", Exit.OK, ""),
+    "20 columns": ("COLUMNS=20 LC_ALL=C nri-gpu help >/dev/null", Exit.OK, ""),
+}
+
+
+@pytest.mark.parametrize(("line", "code", "words"), STREAMS.values(), ids=STREAMS)
+def test_streams_that_are_closed_or_full(line: str, code: Exit, words: str) -> None:
+    done = in_shell(line)
+    assert (done.returncode, done.stdout) == (code, "")
+    assert done.stderr.startswith(words)
+    assert done.stderr.count("\n") == bool(words)

@@ -270,7 +270,7 @@ PODS = ", ".join([f'{{"spec": {{"containers": [{{"args": [{ARGS}]}}]}}}}'] * 200
 def test_what_is_too_much_names_the_bound_within_a_second(explain: Explain, manifest: str, words: str) -> None:
     began = time.process_time()
     done = explain(manifest)
-    assert (done.code, done.out, words in done.err) == (Exit.USAGE, "", True)
+    assert (done.code, done.out, words in done.err) == (Exit.CONFIGURATION, "", True)
     assert time.process_time() - began < 1
 
 

@@ -81,6 +81,17 @@ def test_a_line_that_is_no_record_is_reported_with_its_place(replay: Replayed, r
     assert places == [f"{recorded}:{first + more}" for more in range(3)]
 
 
+def test_a_file_that_begins_with_no_record_is_no_audit_log(nri_gpu: NriGpuCall, recorded: Path, tmp_path: Path) -> None:
+    other = tmp_path / "policy.toml"
+    other.write_text("# one\n\n[namespaces]\nallow = []\n" * 1000)
+    for files in ((other,), (recorded, other)):
+        done = nri_gpu("replay", *files)
+        assert (done.code, done.out) == (Exit.CONFIGURATION, "")
+        *complaints, last = done.err.splitlines()
+        assert len(complaints) == 3
+        assert last.startswith(f"nri-gpu: {other} is no audit log: its first 3 lines are none of one; name audit.jsonl")
+
+
 def test_what_the_log_has_not_whole_is_named_and_no_finding(replay: Replayed, recorded: Path) -> None:
     large = make.container("nonsense", of="large")
     cut = cut_record(large, {"decision": "refuse", "code": "bad-request", "reason": "x"}, 1_800_000_000.0, 243_512)
@@ -106,4 +117,4 @@ def test_what_cannot_be_read_is_78(replay: Replayed, recorded: Path) -> None:
     assert (done.code, "colour" in done.err) == (Exit.CONFIGURATION, True)
     recorded.unlink()
     done = replay()
-    assert (done.code, "No such file" in done.err) == (Exit.CONFIGURATION, True)
+    assert (done.code, "no such file" in done.err) == (Exit.CONFIGURATION, True)

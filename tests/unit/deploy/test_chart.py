@@ -18,7 +18,7 @@ import kubernetes_validate
 import pytest
 import yaml
 
-from nri_gpu.cli.main import _parser, main
+from nri_gpu.cli.main import main, parse
 from nri_gpu.daemon.app import DRAIN_S
 from nri_gpu.domain.errors import Exit
 from nri_gpu.domain.mps import DEFAULT_MPS_DIR
@@ -82,14 +82,14 @@ def host_paths(component: str, variant: str = "defaults") -> dict[str, str]:
 
 def arguments(component: str, variant: str = "defaults") -> Namespace:
     """What our command line reads of the container's arguments."""
-    return _parser().parse_args(container(component, variant)["args"])
+    return parse(*container(component, variant)["args"])
 
 
 def policy_in(among: list[dict[str, Any]], release: str = "other") -> Policy:
     """As the daemon takes it up: the ConfigMap's, with what its arguments put over it."""
     (only,) = one(among, "DaemonSet", release)["spec"]["template"]["spec"]["containers"]
     text = one(among, "ConfigMap", f"{release}-policy")["data"]["policy.toml"]
-    return build_policy(PolicyText("values.yaml", text), options_in(vars(_parser().parse_args(only["args"]))))
+    return build_policy(PolicyText("values.yaml", text), options_in(vars(parse(*only["args"]))))
 
 
 # --- what Kubernetes and Helm take -----------------------------------------------------------------------------------
@@ -229,7 +229,7 @@ def test_a_job_without_rights_checks_a_policy_of_ones_own_first(tmp_path: Path) 
 def test_that_job_takes_the_options_of_the_release(variant: str) -> None:
     made = documents(ELSEWHERE, **{**VARIANTS[variant], "policy": "[limits]\n"})
     (only,) = one(made, "Job", "other-check-policy")["spec"]["template"]["spec"]["containers"]
-    assert options_in(vars(_parser().parse_args(only["args"]))) == options_in(vars(arguments("daemon", variant)))
+    assert options_in(vars(parse(*only["args"]))) == options_in(vars(arguments("daemon", variant)))
 
 
 def test_that_job_refuses_what_every_node_would(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -250,7 +250,7 @@ def test_two_doors_to_every_gpu_are_refused_with_a_sentence() -> None:
 def test_a_cluster_without_gpus_has_those_of_a_file(tmp_path: Path) -> None:
     made = documents(simulation=FOUR_GPUS.read_text(), affinity={"nodeAffinity": None})
     spec = one(made, "DaemonSet", "nri-gpu")["spec"]["template"]["spec"]
-    args = _parser().parse_args(spec["containers"][0]["args"])
+    args = parse(*spec["containers"][0]["args"])
     assert args.gpus == "/etc/nri-gpu/topology.toml"
     assert Path(args.socket).name == "nri.sock"  # else it would join no runtime
     (tmp_path / "topology.toml").write_text(one(made, "ConfigMap", "nri-gpu-policy")["data"]["topology.toml"])

@@ -44,7 +44,8 @@ def in_bash(*words: str) -> set[str]:
 
 
 def test_bash_offers_every_verb_and_every_option() -> None:
-    assert in_bash("") == {*NAMES, "--help", "--version"}
+    assert in_bash("") == {*NAMES, "help", "version", "--help", "--version"}
+    assert in_bash("help", "") == {*NAMES}
     assert in_bash("repl") == {"replay"}
     for name in NAMES:
         assert in_bash(name, "--") >= {flag for flag in OPTIONS[name] if flag.startswith("--")}
@@ -106,7 +107,8 @@ def test_a_real_fish(tmp_path: Path) -> None:
         said = run(*fish, "-c", f"source {quote(str(FISH))}; complete -C '{line}'")
         return [each.partition("\t")[0] for each in said.splitlines()]
 
-    assert sorted(offered("nri-gpu ")) == sorted(NAMES)
+    assert sorted(offered("nri-gpu ")) == sorted([*NAMES, "help", "version"])
+    assert sorted(offered("nri-gpu help ")) == sorted(NAMES)
     assert set(offered("nri-gpu status --")) >= OPTIONS["status"] - {"-n", "-o"}
     assert offered("nri-gpu status -o ") == ["json", "name", "text", "wide"]
     assert offered("nri-gpu cdi ") == ["generate"]
