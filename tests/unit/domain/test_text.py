@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import re
+from pathlib import Path
+
 import pytest
 
-from nri_gpu.domain.text import clipped, did_you_mean, quoted
+from nri_gpu.domain.text import clipped, counted, did_you_mean, quoted
 
 
 @pytest.mark.parametrize(
@@ -36,3 +39,10 @@ def test_a_close_word_is_guessed(word: str, known: str, meant: bool) -> None:
 
 def test_nothing_is_guessed_from_a_long_word() -> None:
     assert did_you_mean("m" * 25, ["m" * 24]) == ""
+
+
+def test_one_function_counts() -> None:
+    assert [counted(number, "GPU") for number in (0, 1, 2, 1234)] == ["0 GPUs", "1 GPU", "2 GPUs", "1,234 GPUs"]
+    package = Path(__file__).parents[3] / "nri_gpu"
+    by_hand = re.compile(r"'s' \* \(.* (?:>|!=) ")
+    assert [file.name for file in package.rglob("*.py") if by_hand.search(file.read_text())] == ["text.py"]
