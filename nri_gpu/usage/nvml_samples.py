@@ -41,9 +41,9 @@ class SampleProgram(NvmlProgram):
         wanted = _read(requests)
         while wanted:
             with self.session(self.library.find()):
-                sampler, opened = Sampler(self.nvml, self._told_us), set(wanted)
-                while wanted and opened <= set(wanted):  # only the end of a session closes a GPU's device node
-                    opened = set(wanted)
+                sampler, opened = Sampler(self.nvml, self._told_us), _uuids(wanted)
+                while wanted and opened <= _uuids(wanted):  # only the end of a session closes a GPU's device node
+                    opened = _uuids(wanted)
                     answer = sampler.sample(wanted)
                     self._call = None
                     self.send(sample=answer)
@@ -61,6 +61,10 @@ class SampleProgram(NvmlProgram):
             if call is not None and call is seen:
                 super()._announce(*call)
             seen = call
+
+
+def _uuids(targets: Sequence[SampleTarget]) -> frozenset[str]:
+    return frozenset(each.uuid for each in targets)
 
 
 def _read(requests: BinaryIO) -> tuple[SampleTarget, ...]:

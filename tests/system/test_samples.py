@@ -87,7 +87,12 @@ def calls(root: Path, name: str) -> int:
 async def test_what_a_gpu_does_as_it_changes(tmp_path: Path) -> None:
     root, taken = build_fake_nvml(tmp_path, GPUS), Taken()
     use(root, BUSY, FakeUse(gpu=1))
-    async with each_second(root, taken):
+
+    def asked() -> Sequence[SampleTarget]:
+        told = taken.samples[-1] if taken.samples else ()
+        return [replace(each, told_us=unit.told_us) for each, unit in zip(TARGETS, told, strict=False)] or TARGETS
+
+    async with each_second(root, taken, asked):
         before, _ = await taken.next()
         assert [each.used for each in before.processes or ()] == [None, None], "since when, is told by the first"
         first, second = await taken.next()
