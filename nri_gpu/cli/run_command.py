@@ -20,7 +20,7 @@ from loguru import logger
 
 from nri_gpu.daemon import logs
 from nri_gpu.daemon.app import Daemon
-from nri_gpu.domain.errors import CommandError, Exit, fault_of
+from nri_gpu.domain.errors import CommandError, Exit, PolicyError, fault_of
 from nri_gpu.domain.names import DEFAULT_STATE
 from nri_gpu.kubelet.kubelet_controller import set_up_grpc
 from nri_gpu.policy.document import options_in

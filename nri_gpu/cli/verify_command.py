@@ -17,7 +17,7 @@ from nri_gpu.domain.names import CONTROL_SOCKET, DEFAULT_STATE
 from nri_gpu.domain.node import Inventory
 from nri_gpu.domain.text import counted
 from nri_gpu.plugin.guard_status import in_pod
-from nri_gpu.records.policy_file import build_policy, load_last_good, read_policy, was_kept
+from nri_gpu.records.policy_file import load_last_good, was_kept
 from nri_gpu.system.storage import KEY_BYTES, KeyLengthError, read_key
 from nri_gpu.verify.container_report import (
     DAEMON,

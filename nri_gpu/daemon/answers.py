@@ -19,6 +19,7 @@ from nri_gpu.domain.node import Inventory, KernelGpu
 from nri_gpu.dra.questions import DriverReport
 from nri_gpu.records.ledger_file import HolderLine
 from nri_gpu.stray.judge import StrayUse
+from nri_gpu.system.node_name import NamedNode
 
 FOR_ROOT: Final = "only root may do this"  # known to the verb of another version
 
@@ -410,6 +411,7 @@ class ProcessStatus(Struct, frozen=True, kw_only=True):
 class ProcessesAnswer(Struct, frozen=True, tag_field="schema", tag="nri-gpu/processes/v1"):
     """The answer to `processes`, as the last samples saw them. fault: why some may be missing; empty: none is."""
 
+    node: NamedNode
     processes: tuple[ProcessStatus, ...]
     fault: str = ""
 

@@ -27,6 +27,7 @@ from nri_gpu.plugin.process_looks import Lost
 from nri_gpu.policy.model import Policy
 from nri_gpu.records.ledger_file import holder_line
 from nri_gpu.system.child import Unkilled
+from nri_gpu.system.node_name import this_node
 from nri_gpu.usage.idle import HolderUse, IdleSince
 from nri_gpu.usage.usage_controller import NO_USAGES, SampledUnit, SampledUse, Usages
 
@@ -137,6 +138,7 @@ def processes_of(
 ) -> answers.ProcessesAnswer:
     """Return the processes on GPUs, each with the pod that it is in. usages: of the same samples."""
     return answers.ProcessesAnswer(
+        this_node(),
         tuple(_process(each, containers.get(each.container_id) if each.container_id else None) for each in uses),
         usages.fault,
     )

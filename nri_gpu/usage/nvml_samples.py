@@ -24,6 +24,7 @@ from nri_gpu.inventory.library import Library, LibraryError
 from nri_gpu.inventory.nvml_client import NvmlCallError
 from nri_gpu.inventory.nvml_program import NvmlProgram, start
 from nri_gpu.inventory.nvml_sample import Sampler
+from nri_gpu.system.proc import name_process
 
 LONG_S: Final = 1.0  # for a call, before it is announced; up to twice that
 
@@ -89,4 +90,5 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
+    name_process("samples")
     sys.exit(main())

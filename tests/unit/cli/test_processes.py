@@ -11,6 +11,7 @@ from nri_gpu.daemon.view import processes_of, status_of
 from nri_gpu.domain.container import ContainerId, PodId
 from nri_gpu.domain.errors import Exit
 from nri_gpu.nri.list_size import ListedContainer
+from nri_gpu.system.node_name import NamedNode
 from nri_gpu.usage.sampled_processes import UNTOLD, KnownProcess
 from nri_gpu.usage.usage_controller import SampledUse, Usages
 from tests.support import builders as make
@@ -18,6 +19,7 @@ from tests.support.views import view
 from tests.unit.cli.conftest import NriGpuCall
 
 ID = ContainerId("ab" * 32)
+NODE = NamedNode("node1")
 STATUS: DaemonStatus = status_of(view())
 TRAIN = ProcessStatus(
     gpu_uuid=make.uuid(0),
@@ -38,7 +40,7 @@ def rows(answer: ProcessesAnswer) -> list[list[str]]:
 
 
 def test_the_table() -> None:
-    assert rows(ProcessesAnswer((TRAIN, HOST))) == [
+    assert rows(ProcessesAnswer(NODE, (TRAIN, HOST))) == [
         ["GPU", "PID", "USER", "COMM", "MEMORY", "POD", "CONTAINER"],
         ["0", "41", "root", "python3", "3,072", "MiB", "ml/train", "main"],
         ["1", "7", "4000000000", "Xorg", "-", "-", "-"],
@@ -46,7 +48,7 @@ def test_the_table() -> None:
 
 
 def test_what_may_be_missing_is_said() -> None:
-    text = plain([*processes_lines(ProcessesAnswer((), UNTOLD), STATUS)])
+    text = plain([*processes_lines(ProcessesAnswer(NODE, (), UNTOLD), STATUS)])
     assert "no process on a GPU" in text
     assert f"processes: some may be missing: {UNTOLD}" in text
 
