@@ -60,7 +60,7 @@ CATALOGUE: Final[Mapping[str, Mapping[str, tuple[str, str]]]] = {
         ),
         "another nri-gpu serves this runtime": (
             "Two daemons are registered with one runtime, and each refuses the containers that the other granted GPUs.",
-            "Stop one of them; `nri-gpu doctor` names their processes, and a simulation joins no runtime without --socket.",
+            "Stop one of them: `nri-gpu doctor` names them, and a simulation joins no runtime without --socket.",
         ),
         "request rejected": (
             "The runtime sent a message that the protocol does not allow.",
