@@ -11,6 +11,7 @@ from nri_gpu.cli.render import SHOWN, Times, lines, unlisted_lines
 from nri_gpu.cli.status_table import pod_of, status_table
 from nri_gpu.daemon.answers import DaemonStatus, HolderStatus, LostStatus, NodeStatus
 from nri_gpu.decision.overlaps import SEPARATE, conflict_sentence
+from nri_gpu.domain import text
 from nri_gpu.domain.decision import Refused
 from nri_gpu.domain.health import Happened, TransitionKind
 from nri_gpu.domain.names import INSTALL, NOT_FOUND, SOUGHT
@@ -121,8 +122,8 @@ def counted(status: DaemonStatus) -> str:
     units = [gpu for gpu in status.gpus if gpu.place not in with_parts]
     held = sum(bool(gpu.mode or gpu.foreign or gpu.opened_by) for gpu in units)
     free = sum(not gpu.unavailable and not (gpu.mode or gpu.foreign or gpu.opened_by) for gpu in units)
-    kind = "GPUs and MIG devices" if with_parts else f"GPU{'s' * (len(units) != 1)}"
-    return f"{len(units)} {kind}: {held} held, {free} free, {len(units) - held - free} unavailable"
+    all_ = f"{len(units)} GPUs and MIG devices" if with_parts else text.counted(len(units), "GPU")
+    return f"{all_}: {held} held, {free} free, {len(units) - held - free} unavailable"
 
 
 def _notes(status: DaemonStatus, times: Times) -> Iterator[str]:
@@ -214,7 +215,7 @@ def _changes(status: DaemonStatus, times: Times) -> Iterator[str]:
     counts = ", ".join(f"{kind} {count}" for kind, count in sorted(history.counts.items()))
     end = "" if not last else ", the last:" if len(last) < history.total else ":"
     span = f"{'since' if times.absolute else 'in'} {times.since(history.began_s)}"
-    yield f"{history.total} change{'s' * (history.total > 1)} {span} ({counts}){end}"
+    yield f"{text.counted(history.total, 'change')} {span} ({counts}){end}"
     yield from (f"  {times.ago(each.at_s)}  {without_folders(each.what)}" for each in last)
 
 
@@ -248,7 +249,9 @@ def _of_dra(status: DaemonStatus) -> Iterator[str]:
     dra = status.dra
     if dra.enabled:
         fault = dra.fault or silence(dra.asked_s, dra.silent_s) or dra.report.unwritten or dra.report.fault
-        yield f"dra: {fault}" if fault else f"dra: {dra.driver} publishes {dra.report.published} devices"
+        yield (
+            f"dra: {fault}" if fault else f"dra: {dra.driver} publishes {text.counted(dra.report.published, 'device')}"
+        )
         yield from (f"dra: {each.meaning}" for each in (*files_advice(dra.report), *gate_advice(dra.report)))
     for claim in status.claims:
         devices = ", ".join(f"{each.device} ({'admin' if each.admin else each.mode})" for each in claim.devices)

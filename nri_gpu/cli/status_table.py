@@ -13,6 +13,7 @@ from nri_gpu.cli.render import Times
 from nri_gpu.daemon.answers import DaemonStatus, ExternalStatus, GpuUsage, HolderStatus, UnitStatus
 from nri_gpu.decision.refusals import IN_MIG_MODE, number_of
 from nri_gpu.domain.health import HealthState
+from nri_gpu.domain.text import counted
 
 USUAL: Final = "main"  # the container whose name says nothing
 MODES: Final = {"exclusive": Tone.HEAD, "": Tone.FAINT}  # others share it
@@ -178,7 +179,7 @@ def _idle(holder: HolderStatus, times: Times) -> Cell:
     """Return since when a holder does nothing, and by what that is told."""
     if not (idle := holder.usage and holder.usage.idle):
         return "-"
-    by = "no process" if idle.no_process else f"{idle.samples} sample{'s' * (idle.samples != 1)}"
+    by = "no process" if idle.no_process else counted(idle.samples, "sample")
     return Line(f"{times.since(idle.since_s)}, {by}", Tone.WARN)
 
 
