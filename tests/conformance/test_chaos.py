@@ -10,6 +10,7 @@ from typing import Final
 
 import pytest
 
+from nri_gpu.domain.text import counted
 from tests.support import packages
 from tests.support.chaos import ChaosRun, chaos_run
 from tests.support.waiting import wait_for
@@ -61,5 +62,5 @@ def test_with_both_killed_all_that_got_away_are_reported(chaos: ChaosRun) -> Non
     said = [line for line in chaos.guard.log().splitlines() if GUARD_SAYS in line]
     assert {line.rpartition("container_id=")[2] for line in said} == running
     assert chaos.daemon.log().count(DAEMON_SAYS) == len(running) + len(created)
-    assert chaos.daemon.has_notified(f"{len(running)} containers run without the GPUs they asked for")
+    assert chaos.daemon.has_notified(f"{counted(len(running), 'container')} without the GPUs asked for")
     chaos.settle()

@@ -75,7 +75,10 @@ class Cluster:
             ContainerSpec(
                 name=component,
                 command=(*PROGRAM, *container["args"], *simulated),
-                env={"PYTHONPATH": str(ROOT), **{each["name"]: each["value"] for each in container["env"]}},
+                env={
+                    "PYTHONPATH": str(ROOT),
+                    **{each["name"]: each.get("value", "node1") for each in container["env"]},
+                },
                 mounts={**own, **mounts},
                 read_only=frozenset(own | mounts) - written,
                 privileged=bool(rights.get("privileged")),

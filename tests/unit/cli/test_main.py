@@ -8,6 +8,7 @@ import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from shlex import quote
 
 import pytest
 
@@ -324,11 +325,11 @@ def test_a_bad_input_file_is_a_sentence_with_its_name_and_78_or_77(
 
 
 def in_shell(line: str) -> subprocess.CompletedProcess[str]:
-    script = line.replace("nri-gpu", f"{sys.executable} -m nri_gpu")
+    script = f'nri-gpu() {{ {quote(sys.executable)} -m nri_gpu "$@"; }}; {line}'
     return subprocess.run(["bash", "-c", script], capture_output=True, text=True, timeout=20, check=False)
 
 
-GPUS = f"nri-gpu gpus --gpus {FOUR_GPUS}"
+GPUS = f"nri-gpu gpus --gpus {quote(str(FOUR_GPUS))}"
 STREAMS = {
     "no stdout": (f"{GPUS} >&-", Exit.OK, ""),
     "no stderr": (f"{GPUS} 2>&- >/dev/null", Exit.OK, ""),

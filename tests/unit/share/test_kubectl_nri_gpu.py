@@ -34,7 +34,7 @@ FORBIDDEN: Final = (
 REFUSED: Final = "Error from server: error dialing backend: dial tcp 10.0.0.2:10250: connect: connection refused"
 UNLISTED: Final = 'Error from server (Forbidden): pods is forbidden: User "eve" cannot list resource "pods"'
 # A kubectl. The file `told` beside it has what it prints: of a pod for `exec`, of a kind for `get`.
-FAKE: Final = f"""#!{sys.executable}
+FAKE: Final = f"""#!{Path(sys.executable).resolve()}
 import json, pathlib, sys, time
 here, words = pathlib.Path(__file__).parent, sys.argv[1:]
 with (here / "calls").open("a") as calls:
