@@ -111,13 +111,7 @@ class Daemon:
         self._kubelet = self._make_kubelet()
         self._dra = DraController(folder.path, state, self._plugin, fixed)
         self._ledger_file = LedgerFile(folder.path / LEDGER, state)
-        self._sizes = Sizes(
-            lambda: state.settings.plugin,
-            later,
-            self._refusals.add,
-            cri=self._cri,
-            forgotten=self._plugin.sandbox_forgotten,
-        )
+        self._sizes = self._make_sizes()
         self._stray = StrayController(state, self._sizes.containers)
         followers = SessionFollowers(self._configured, self._ready, self._away, self._waits)
         self._away_file = AwayFile(folder.path, state, self._kubelet.fail_open)
@@ -152,6 +146,15 @@ class Daemon:
             cgroups=ContainerCgroups(mounts_of("self")),
         )
         return Plugin(self._state, needs, key)
+
+    def _make_sizes(self) -> Sizes:
+        return Sizes(
+            lambda: self._state.settings.plugin,
+            later,
+            self._refusals.add,
+            cri=self._cri,
+            forgotten=self._plugin.sandbox_forgotten,
+        )
 
     def _make_kubelet(self) -> KubeletController:
         dra, kubelet = self._fixed.dra, self._fixed.kubelet
