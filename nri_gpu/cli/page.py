@@ -8,6 +8,8 @@ from enum import StrEnum
 
 from msgspec import Struct, to_builtins
 
+from nri_gpu.domain.text import printable
+
 
 class Tone(StrEnum):
     """The look of a text on a terminal, as a style of rich."""
@@ -110,11 +112,6 @@ def rows_of(rows: Iterable[Row]) -> list[str]:
     widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
     padded = ((cell.ljust(width) for cell, width in zip(line, widths, strict=True)) for line in lines)
     return ["  ".join(line).rstrip() for line in padded]
-
-
-def printable(text: str) -> str:
-    """Return the text without what a terminal would take as a command: a pod's name is anybody's choice."""
-    return text if text.isprintable() else "".join(letter if letter.isprintable() else "?" for letter in text)
 
 
 def json_text(document: object) -> str:

@@ -14,7 +14,7 @@ from typing import Final
 from msgspec import convert, to_builtins
 
 from nri_gpu.cli.ask_daemon import answer_of, ask
-from nri_gpu.cli.page import Line, printable, rows_of
+from nri_gpu.cli.page import Line, rows_of
 from nri_gpu.cli.processes_page import ask_for_processes, processes_lines
 from nri_gpu.cli.render import Times, answer
 from nri_gpu.cli.status_page import faults, refusals_page, status_page, to_mend
@@ -23,6 +23,7 @@ from nri_gpu.cli.watch import watch
 from nri_gpu.daemon.answers import DaemonStatus, SamplingStatus
 from nri_gpu.domain.errors import CommandError, Exit
 from nri_gpu.domain.names import CONTROL_SOCKET, DEFAULT_STATE
+from nri_gpu.domain.text import printable
 from nri_gpu.system.liveness import alive_age_s
 from nri_gpu.system.succession import Succession
 

@@ -12,7 +12,8 @@ from typing import Final
 from rich.console import Console, Group
 from rich.text import Text
 
-from nri_gpu.cli.page import Cell, Grid, Line, Page, Tone, printable
+from nri_gpu.cli.page import Cell, Grid, Line, Page, Tone
+from nri_gpu.domain.text import printable
 
 GAP: Final = 2  # blanks between columns
 PROSE_MIN: Final = 24  # a sentence in fewer columns cannot be read

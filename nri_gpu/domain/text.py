@@ -43,6 +43,11 @@ def counted(number: int, noun: str) -> str:
     return f"{number:,} {noun}{'s' * (number != 1)}"
 
 
+def printable(text: str) -> str:
+    """Return the text without what a terminal would take as a command: a pod's name is anybody's choice."""
+    return text if text.isprintable() else "".join(letter if letter.isprintable() else "?" for letter in text)
+
+
 def did_you_mean(word: str, known: Iterable[str]) -> str:
     """Return ` (did you mean "count"?)` if a known word is close, or empty."""
     close = get_close_matches(word.lower(), known, n=1) if len(word) <= _WORD_MAX else []

@@ -15,6 +15,7 @@ from msgspec.json import Decoder
 from nri_gpu.domain import bounds
 from nri_gpu.domain.errors import InventoryError
 from nri_gpu.domain.health import GpuEvent
+from nri_gpu.domain.text import printable
 from nri_gpu.inventory.nvml_child import NvmlProcess, child_command
 from nri_gpu.system.child import LineProcess
 from nri_gpu.system.tasks import Backoff, LogOnce, cancelled
@@ -104,7 +105,7 @@ def parse_line(line: bytes) -> EventLine:
 
 def _printable(text: str) -> str:
     """Return one line that a terminal shows as it is."""
-    return "".join(letter if letter.isprintable() else "?" for letter in text[:TEXT_MAX])
+    return printable(text[:TEXT_MAX])
 
 
 class EventSink(Struct, frozen=True):

@@ -8,8 +8,10 @@ from typing import Final
 
 from msgspec import Struct
 
+from nri_gpu.domain.text import printable
 from nri_gpu.stray.stray_controller import HIDDEN
 from nri_gpu.system.proc import PROC, has_hosts_pids, living_thread, parse_cgroups, parse_stat
+from nri_gpu.system.process import user_of
 from nri_gpu.system.storage import text_of
 
 UNTOLD: Final = f"{HIDDEN}; until then nobody can tell whose the processes on a GPU are"
@@ -53,16 +55,8 @@ def _known(pid: int, before: KnownProcess | None, proc: Path) -> KnownProcess | 
     text = text_of(f"{proc}/{pid}/stat", encoding="utf-8")  # each second: pathlib costs half of it
     if not text:
         return None
-    started, name = parse_stat(text).started, text.partition("(")[2].rpartition(")")[0]
-    comm = name if name.isprintable() else "".join(letter if letter.isprintable() else "?" for letter in name)
+    started, comm = parse_stat(text).started, printable(text.partition("(")[2].rpartition(")")[0])
     if before and before.started == started:
         return before if comm == before.comm else KnownProcess(pid, started, before.uid, comm, before.cgroups)
-    thread = living_thread(pid, proc)
-    cgroups = parse_cgroups(text_of(thread / "cgroup", encoding="utf-8") or "")
-    return KnownProcess(pid, started, _effective_uid(text_of(thread / "status") or ""), comm, cgroups)
-
-
-def _effective_uid(status: str) -> int | None:
-    """Return the second of the four numbers in the line `Uid:` (proc_pid_status(5)), or None."""
-    line = next((line for line in status.splitlines() if line.startswith("Uid:")), "")
-    return int(line.split()[2]) if line else None
+    cgroups = parse_cgroups(text_of(living_thread(pid, proc) / "cgroup", encoding="utf-8") or "")
+    return KnownProcess(pid, started, user_of(pid, proc), comm, cgroups)

@@ -64,3 +64,10 @@ def test_pids_of_another_namespace_are_not_looked_for(tmp_path: Path) -> None:
 def test_this_process() -> None:
     found = look([os.getpid()], {}).processes[os.getpid()]
     assert (found.comm, found.uid) == (Path("/proc/self/comm").read_text().strip(), os.geteuid())
+
+
+@pytest.mark.parametrize("name", ["a\rUid:", "a\vUid:\t0\t0\t0\t0"])
+def test_no_name_is_taken_for_a_user(tmp_path: Path, name: str) -> None:
+    """The kernel escapes line feeds in it, and nothing else that ends a line."""
+    write_files(process(tmp_path, "sh"), {"7/status": f"Name:\t{name}\nUid:\t1000\t1001\t0\t0\n"})
+    assert look([7], {}, tmp_path, yes).processes[7].uid == 1001
