@@ -24,6 +24,7 @@ def run(args: argparse.Namespace) -> int:
     from nri_gpu.dra.daemon_client import DaemonClient
     from nri_gpu.dra.device_health import DeviceHealthService
     from nri_gpu.dra.driver_process import DriverProcess
+    from nri_gpu.dra.node_events import NodeEvents
     from nri_gpu.dra.publisher import Publisher
 
     try:
@@ -35,7 +36,12 @@ def run(args: argparse.Namespace) -> int:
     daemon = DaemonClient(Path(args.state_dir or DEFAULT_STATE))
     liveness = LivenessFile(Path(args.run_dir) if args.run_dir else None)
     process = DriverProcess(
-        daemon, api_server, Publisher(api_server, node), DeviceHealthService(node), liveness=liveness
+        daemon,
+        api_server,
+        Publisher(api_server, node),
+        DeviceHealthService(node),
+        NodeEvents(api_server, node),
+        liveness=liveness,
     )
     gc.collect()
     gc.freeze()

@@ -40,6 +40,7 @@ class NotPrepared(Struct, frozen=True):
     released: bool = False  # its GPU was just released, and may be free in a moment
     # The claims that alone hold its GPU: the API server may know that they are ending.
     holders: tuple[PreparedClaim, ...] = ()
+    uuid: str = ""  # of the GPU or MIG device that it cannot have, or empty
 
     @property
     def passing(self) -> bool:
@@ -72,7 +73,8 @@ def prepared(claim: AllocatedClaim, node: Node, ledger: Ledger, policy: Policy) 
     for result in claim.results:
         found = _find(result, units.get(result.device), node.inventory, policy)
         if isinstance(found, Reason):
-            return NotPrepared(replace(found, what=f"{shown(result.device)}: {found.what}"))
+            uuid = units[result.device].uuid if result.device in units else ""
+            return NotPrepared(replace(found, what=f"{shown(result.device)}: {found.what}"), uuid=uuid)
         all_found.append(found)
     whole = PreparedClaim(
         uid=claim.uid,
@@ -169,11 +171,12 @@ def _held_by_others(
         held = use.held_from_claim(claim, device.mode)
         if not held and 1 < replicas <= use.shares - len(use.others & claim.pods.keys()):
             reason = no_share(found.unit, replicas, use)
-            return NotPrepared(replace(reason, what=f"{device.device}: {reason.what}"), holders=_only_claims(use))
+            full = replace(reason, what=f"{device.device}: {reason.what}")
+            return NotPrepared(full, holders=_only_claims(use), uuid=device.uuid)
         if held or (use.releasing is not None and use.releasing.pod_uid not in claim.pods):
             reason = busy(found.unit, PodUid(""), device.mode, use)
             said = replace(reason, what=f"{device.device}: {reason.what}", cure=f"wait until it is free, or {_ANEW}")
-            return NotPrepared(said, released=not held, holders=_only_claims(use))
+            return NotPrepared(said, released=not held, holders=_only_claims(use), uuid=device.uuid)
     return None
 
 

@@ -11,7 +11,7 @@ import contextlib
 import random
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from typing import Final, TypeVar
 from urllib.parse import quote, urlencode
 
@@ -31,6 +31,7 @@ from nri_gpu.system.storage import Signature
 
 GROUP: Final = "resource.k8s.io"
 VERSIONS: Final = ("v1", "v1beta2")  # the same fields; v1 since Kubernetes 1.34
+RETRY_AFTER_MAX_S: Final = 300.0  # for which a server may put us off
 MESSAGE_MAX: Final = 400  # characters of what a server says, in a sentence of ours
 NOT_UNDERSTOOD: Final = "sent an unexpected response (is it an API server?)"
 _READ_BYTES: Final = 1 << 16
@@ -171,7 +172,22 @@ class ApiServer:
         return self._version
 
     async def node_uid(self, name: str) -> str:
-        return (await self._ask("GET", f"/api/v1/nodes/{quote(name, safe='')}", _Object)).metadata.uid
+        """Return the UID of a node. Raises: RefusedError: there is none of that name."""
+        try:
+            return (await self._ask("GET", f"/api/v1/nodes/{quote(name, safe='')}", _Object)).metadata.uid
+        except NotFoundError:
+            raise RefusedError(
+                f"the API server at {self.url} has no node {name}: set --node-name (or NODE_NAME) to "
+                "what `kubectl get nodes` shows for this machine"
+            ) from None
+
+    async def create_event(self, namespace: str, event: Mapping[str, object]) -> None:
+        """Create an Event. Raises: ConflictError: there is one of that name."""
+        await self._ask("POST", _events(namespace), msgspec.Raw, event)
+
+    async def patch_event(self, namespace: str, name: str, change: Mapping[str, object]) -> None:
+        """Change some fields of an Event. Raises: NotFoundError: the server keeps it no more."""
+        await self._ask("PATCH", f"{_events(namespace)}/{quote(name, safe='')}", msgspec.Raw, change)
 
     async def claim(self, namespace: str, name: str) -> bytes:
         """Return a ResourceClaim as JSON. Raises: NotFoundError; UnavailableError: it may tell soon; or another."""
@@ -268,7 +284,7 @@ class ApiServer:
         if token := content(self._access.token).decode("latin-1").strip():
             headers["Authorization"] = f"Bearer {token}"
         if body is not None:
-            headers["Content-Type"] = "application/json"
+            headers["Content-Type"] = "application/merge-patch+json" if verb == "PATCH" else "application/json"
         response = self._connections().urlopen(
             verb,
             f"{self._access.prefix}{path}",
@@ -327,7 +343,8 @@ class ApiServer:
         if known := _ERRORS.get(response.status):
             return known(sentence)
         after = response.headers.get("Retry-After", "")
-        return UnavailableError(sentence, float(after) if after.isascii() and after.isdecimal() else 0.0)
+        after_s = float(after) if after.isascii() and after.isdecimal() else 0.0
+        return UnavailableError(sentence, min(after_s, RETRY_AFTER_MAX_S))
 
     def _event(self, line: bytes) -> SliceEvent:
         try:
@@ -376,6 +393,10 @@ class _Stream:
             if self._response is not None:
                 with contextlib.suppress(OSError, RuntimeError, ValueError):  # it ended by itself
                     self._response.shutdown()
+
+
+def _events(namespace: str) -> str:
+    return f"/apis/events.k8s.io/v1/namespaces/{quote(namespace, safe='')}/events"
 
 
 def _selector(node: str, driver: str) -> str:

@@ -26,10 +26,11 @@ SENTENCE_MAX: Final = 900  # characters; an event has 1,024, and the kubelet wri
 
 
 class ClaimService:
-    """The service in both versions, which are the same on the wire."""
+    """The service in both versions, which are the same on the wire. failed: is told why a claim was not prepared."""
 
-    def __init__(self, claims: ClaimPreparation) -> None:
+    def __init__(self, claims: ClaimPreparation, failed: Callable[[Exception], None]) -> None:
         self._claims = claims
+        self._failed = failed
 
     def handlers(self) -> tuple[grpc.GenericRpcHandler, ...]:
         methods = {
@@ -62,6 +63,7 @@ class ClaimService:
             devices = await self._claims.prepare(claim)
             answer = pb.NodePrepareResourceResponse(devices=map(_device, devices))
         except Exception as error:
+            self._failed(error)
             return pb.NodePrepareResourceResponse(error=_sentence(error, claim, "ResourceClaim not prepared"))
         elapsed_ms = (time.monotonic() - began) * 1000
         bound.bind(elapsed_ms=elapsed_ms, gpus=len(devices)).info("ResourceClaim prepared")

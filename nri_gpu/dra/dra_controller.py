@@ -21,7 +21,7 @@ from nri_gpu.domain.resource_claim import AllocatedClaim, ClaimUid, PreparedClai
 from nri_gpu.dra.claims_file import ClaimsFile
 from nri_gpu.dra.daemon_socket import dra_service
 from nri_gpu.dra.markers import markers_of
-from nri_gpu.dra.offered_devices import not_ready, offer
+from nri_gpu.dra.offered_devices import conditions, not_ready, offer
 from nri_gpu.dra.questions import (
     DRA_SOCKET,
     VIEW_WAIT_S,
@@ -224,8 +224,11 @@ class DraController:
         # A runtime or daemon that is restarted is no reason to write the slices twice.
         lasting = now - self._able >= self._lasting_s
         devices, counter_sets = offer(node, state.ledger, state.settings, self.settings, word if lasting else "")
+        before, inventory = self._view, node.inventory
+        if not inventory.fault:
+            before = replace(before, gpus=conditions(inventory), driver_version=inventory.driver_version)
         seen = replace(
-            self._view,
+            before,
             known=self._view.known or lasting or not word,
             devices=devices,
             counter_sets=counter_sets,
@@ -252,7 +255,7 @@ class DraController:
         found = prepared(claim, plugin.aged(state.node), state.ledger, policy)
         if isinstance(found, NotPrepared):
             holders = tuple(PreparedName(each.uid, each.namespace, each.name) for each in found.holders)
-            return ClaimFault(found.reason.sentence, found.passing, holders)
+            return ClaimFault(found.reason.sentence, found.passing, holders, found.reason.code.value, found.uuid)
         known = state.ledger.claims
         if (changed := known.get(found.uid) != found) and (fault := self._written({**known, found.uid: found})):
             return fault

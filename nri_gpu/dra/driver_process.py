@@ -23,6 +23,7 @@ from nri_gpu.dra.claim_service import ClaimService
 from nri_gpu.dra.daemon_client import DaemonClient
 from nri_gpu.dra.device_health import DeviceHealthService
 from nri_gpu.dra.kubelet_sockets import KubeletSockets
+from nri_gpu.dra.node_events import NodeEvents
 from nri_gpu.dra.preparation import ClaimPreparation, ClaimTimes, PreparationError
 from nri_gpu.dra.publisher import Publisher
 from nri_gpu.dra.questions import AskView, NodeView, PreparedName
@@ -33,7 +34,7 @@ from nri_gpu.system.service_manager import Notifier, run_until_told
 from nri_gpu.system.tasks import Backoff, LogOnce, raised_alone, set_within
 
 REFRESHED_AT_ONCE: Final = 4  # claims
-THREADS: Final = 33  # the watch, and 32 questions to the API server at once; asyncio has 6 on two processors
+THREADS: Final = 34  # the watch, an event, and 32 questions to the API server at once; asyncio has 6 on two processors
 
 
 class DriverTimes(Struct, frozen=True):
@@ -57,6 +58,7 @@ class DriverProcess:
         api_server: ApiServer,
         publisher: Publisher,
         health: DeviceHealthService,
+        events: NodeEvents,
         times: DriverTimes | None = None,
         liveness: LivenessFile | None = None,
     ) -> None:
@@ -64,6 +66,7 @@ class DriverProcess:
         self._api_server = api_server
         self._publisher = publisher
         self._health = health
+        self._events = events
         self._times = times or DriverTimes()
         self._notifier = Notifier()
         self._liveness = liveness or LivenessFile(None)
@@ -90,7 +93,9 @@ class DriverProcess:
             self._daemon, self._api_server, specifications, view.driver, self._health.pool, self._times.claims
         )
         sockets = KubeletSockets(
-            view, (*ClaimService(claims).handlers(), *self._health.handlers()), self._times.sockets
+            view,
+            (*ClaimService(claims, self._events.claim_failed).handlers(), *self._health.handlers()),
+            self._times.sockets,
         )
         await sockets.hold()
         try:
@@ -99,6 +104,7 @@ class DriverProcess:
                     tasks.create_task(sockets.run())
                     tasks.create_task(self._publish(sockets))
                     tasks.create_task(self._tell())
+                    tasks.create_task(self._events.run())
                     tasks.create_task(self._follow(view))
                     tasks.create_task(self._keep(claims))
                     tasks.create_task(self._restore(specifications))
@@ -144,6 +150,7 @@ class DriverProcess:
                 self._view = answer
                 self._publisher.put(answer)
                 self._health.put(answer)
+                self._events.put(answer)
                 self._changed.set()
                 return answer
 

@@ -14,14 +14,14 @@ from typing import Final
 
 from nri_gpu.decision.eligible import node_fault
 from nri_gpu.decision.overlaps import overlaps
-from nri_gpu.decision.refusals import why_not
+from nri_gpu.decision.refusals import IN_MIG_MODE, why_not
 from nri_gpu.decision.topology import Topology, split, topology_of
 from nri_gpu.domain.gpu import FabricState, Gpu, GpuUuid, MigPart, Unit, closure, health_of, is_compute_slice, whole
 from nri_gpu.domain.gpu import slices as slices_of
 from nri_gpu.domain.gpu_request import Mode
 from nri_gpu.domain.node import Inventory, Node
 from nri_gpu.domain.resource_claim import device_name
-from nri_gpu.dra.questions import SHARES, Attribute, Capacity, OfferedDevice, Taint, Version
+from nri_gpu.dra.questions import SHARES, Attribute, Capacity, GpuCondition, OfferedDevice, Taint, Version
 from nri_gpu.kubelet.node_labels import family
 from nri_gpu.ledger.holders import UNUSED, Usage
 from nri_gpu.ledger.ledger import Ledger
@@ -115,6 +115,22 @@ def offer(
         for unit in units
     )
     return tuple(devices), _counter_sets(parts)
+
+
+def conditions(inventory: Inventory) -> tuple[GpuCondition, ...]:
+    """Return which of the node's GPUs can be granted, and why others cannot; a GPU in MIG mode is well."""
+    found = [_condition(gpu) for gpu in inventory.gpus]
+    missing = (each for each in inventory.faults if each.uuid)
+    found += (GpuCondition(each.uuid, each.index, "unavailable", each.reason) for each in missing)
+    return tuple(found)
+
+
+def _condition(gpu: Gpu) -> GpuCondition:
+    word, why = _withheld(gpu), why_not(gpu)
+    if not word or why == IN_MIG_MODE:
+        return GpuCondition(gpu.uuid, gpu.index)
+    health = gpu.health
+    return GpuCondition(gpu.uuid, gpu.index, word, why if health.grantable else health.why, health.since or None)
 
 
 def _units(inventory: Inventory, policy: Policy, pool: str) -> Iterator[Unit]:
@@ -225,16 +241,20 @@ def _fabric(gpu: Gpu) -> str:
 
 
 def _taints(unit: Unit, policy: Policy, holder: str, hindrance: str) -> Iterator[Taint]:
-    health = health_of(unit)
-    if not health.grantable:
-        stops = policy.health.containers is OnBad.STOP
-        yield Taint(UNHEALTHY, health.state.value, NO_EXECUTE if stops else NO_SCHEDULE)
-    elif why_not(unit):
-        yield Taint(UNHEALTHY, "unavailable", NO_SCHEDULE)
+    if word := _withheld(unit):
+        stops = policy.health.containers is OnBad.STOP and not health_of(unit).grantable
+        yield Taint(UNHEALTHY, word, NO_EXECUTE if stops else NO_SCHEDULE)
     if holder:
         yield Taint(HELD, holder, NO_SCHEDULE)
     if hindrance:
         yield Taint(NODE_NOT_READY, hindrance, NO_SCHEDULE)
+
+
+def _withheld(unit: Unit) -> str:
+    """Return in a word why nobody is granted the unit, or empty."""
+    if not health_of(unit).grantable:
+        return health_of(unit).state.value
+    return "unavailable" if why_not(unit) else ""
 
 
 def _replaced(unit: Unit, ledger: Ledger) -> str:

@@ -11,6 +11,7 @@ from weakref import WeakValueDictionary
 from loguru import logger
 from msgspec import Struct
 
+from nri_gpu.domain.decision import Code
 from nri_gpu.domain.errors import NriGpuError
 from nri_gpu.domain.resource_claim import AllocatedResult, ClaimUid
 from nri_gpu.dra.api_server import ApiServer, NotFoundError, UnavailableError
@@ -52,7 +53,15 @@ class ClaimTimes(Struct, frozen=True):
 
 
 class PreparationError(NriGpuError):
-    """The reason why a claim is not prepared or unprepared: one sentence, which `kubectl describe pod` shows."""
+    """The reason why a claim is not prepared or unprepared: one sentence, which `kubectl describe pod` shows.
+
+    code: of the refusal. uuid: of the GPU or MIG device that the claim cannot have, or empty.
+    """
+
+    def __init__(self, sentence: str, code: str = Code.NODE_NOT_READY.value, uuid: str = "") -> None:
+        super().__init__(sentence)
+        self.code = code
+        self.uuid = uuid
 
 
 class PreparedDevice(Struct, frozen=True):
@@ -171,7 +180,7 @@ class ClaimPreparation:
                     return answer
                 if not isinstance(answer, ClaimFault):
                     raise PreparationError(f"{RUN} sent an unexpected reply: is it a different version of nri-gpu?")
-                fault = PreparationError(answer.sentence)
+                fault = PreparationError(answer.sentence, answer.code, answer.uuid)
                 passes = answer.passing or await self._all_end(answer.holders, ending)
             except DaemonAwayError as error:
                 fault, passes = PreparationError(str(error)), True

@@ -40,7 +40,6 @@ from nri_gpu.dra.slices import (
 )
 from nri_gpu.system.tasks import Backoff, LogOnce, cancelled, set_within
 
-RETRY_AFTER_MAX_S: Final = 300.0
 _STALE: Final = (ConflictError, GoneError, NotFoundError)  # somebody wrote meanwhile: a list shows what is there now
 STALE_MAX: Final = 3  # such errors in a row, until they are told
 
@@ -111,7 +110,7 @@ class Publisher:
             except ApiServerError as error:
                 self._complain(error)
                 if isinstance(error, UnavailableError):
-                    pause_s = min(error.retry_after_s, RETRY_AFTER_MAX_S)
+                    pause_s = error.retry_after_s
             if loop.time() - began > self._times.lasting:
                 self._waits.reset()
             await asyncio.sleep(pause_s + self._waits.next_s())
@@ -212,14 +211,7 @@ class Publisher:
 
     async def _owner(self) -> OwnerReference:
         """Return the node, asked for each time: a node that registered anew has a new UID. Raises: RefusedError."""
-        try:
-            uid = await self._api.node_uid(self._node)
-        except NotFoundError:
-            raise RefusedError(
-                f"the API server at {self._api.url} has no node {self._node}: set --node-name (or NODE_NAME) to "
-                "what `kubectl get nodes` shows for this machine"
-            ) from None
-        return OwnerReference(self._node, uid, "Node", "v1", controller=True)
+        return OwnerReference(self._node, await self._api.node_uid(self._node), "Node", "v1", controller=True)
 
     async def _probe(self, driver: str) -> None:
         """Find out which features the API server keeps: together, and each alone where it refuses them together."""

@@ -12,6 +12,7 @@ from typing import Final
 
 from msgspec import Struct
 
+from nri_gpu.domain.decision import Code
 from nri_gpu.domain.resource_claim import AllocatedClaim, ClaimUid
 
 DRA_SOCKET: Final = "dra.sock"  # in the state folder, for root alone
@@ -66,6 +67,16 @@ class PreparedName(Struct, frozen=True):
     reread: bool = False
 
 
+class GpuCondition(Struct, frozen=True):
+    """A whole GPU of the node, in no pool too, and whether it can be granted."""
+
+    uuid: str
+    index: int  # NVML's
+    withheld: str = ""  # `bad`, `recovering` or `unavailable`; empty if it can be granted
+    why: str = ""
+    since_s: float | None = None  # when its health came into that state; seconds since the epoch
+
+
 class NodeView(Struct, frozen=True, kw_only=True, tag=True):
     """The view of the node that the driver process needs."""
 
@@ -78,6 +89,8 @@ class NodeView(Struct, frozen=True, kw_only=True, tag=True):
     devices: tuple[OfferedDevice, ...] = ()
     counter_sets: dict[str, dict[str, int]] = {}  # name -> counter -> amount
     claims: tuple[PreparedName, ...] = ()
+    gpus: tuple[GpuCondition, ...] | None = None  # None before NVML has answered
+    driver_version: str = ""  # NVIDIA's, or empty if unknown
 
 
 class DriverReport(Struct, frozen=True):
@@ -136,6 +149,8 @@ class ClaimFault(Struct, frozen=True, tag=True):
     sentence: str  # which `kubectl describe pod` shows
     passing: bool = False  # the fault may be over in less than a second
     holders: tuple[PreparedName, ...] = ()  # claims that hold the GPU; once the API server has all end, it may be free
+    code: str = Code.NODE_NOT_READY.value
+    uuid: str = ""  # of the GPU or MIG device that it cannot have, or empty
 
 
 Answer = NodeView | Prepared | Unprepared | ClaimFault

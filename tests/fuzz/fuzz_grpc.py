@@ -25,6 +25,7 @@ from nri_gpu.dra.api_server import ApiServer, NotFoundError
 from nri_gpu.dra.claim_cdi import ClaimSpecifications
 from nri_gpu.dra.claim_service import ClaimService
 from nri_gpu.dra.daemon_client import DaemonClient
+from nri_gpu.dra.node_events import NodeEvents
 from nri_gpu.dra.preparation import ClaimPreparation, ClaimTimes
 from nri_gpu.dra.questions import Answer, AskPrepare, AskView, NodeView, Prepared, Question, Unprepared
 from nri_gpu.kubelet.podresources import PodResources, PodResourcesError
@@ -152,7 +153,8 @@ class _OneClaim(ApiServer):
 def _service() -> ClaimService:
     folder = FOLDER / "cdi"
     return ClaimService(
-        ClaimPreparation(_Daemon(FOLDER), _OneClaim(ACCESS), ClaimSpecifications(folder), DRIVER, NODE, TIMES)
+        ClaimPreparation(_Daemon(FOLDER), _OneClaim(ACCESS), ClaimSpecifications(folder), DRIVER, NODE, TIMES),
+        NodeEvents(_OneClaim(ACCESS), NODE).claim_failed,
     )
 
 

@@ -105,6 +105,7 @@ class StandInApiServer:
         self.claims: dict[tuple[str, str], Json] = {}
         self.nodes: dict[str, Json] = {}
         self.slices: dict[str, Json] = {}
+        self.written_events: dict[str, Json] = {}  # of the namespace default, by their names
         self.changed = threading.Condition()
         self.version = 1000
         self.oldest = 0  # version from which a watch can begin
@@ -317,7 +318,7 @@ class _Handler(BaseHTTPRequestHandler):
     def do_GET(self) -> None:
         self._serve()
 
-    do_POST = do_PUT = do_DELETE = do_GET
+    do_POST = do_PUT = do_PATCH = do_DELETE = do_GET
 
     def _serve(self) -> None:
         api, body = self.server.of, self.rfile.read(int(self.headers.get("Content-Length", 0)))
@@ -343,8 +344,26 @@ class _Handler(BaseHTTPRequestHandler):
                 self._json(200, api.nodes[name])
             case ["apis", "resource.k8s.io", version, *rest] if version in api.served:
                 self._resource(rest, query, json.loads(body) if body else {})
+            case ["apis", "events.k8s.io", "v1", "namespaces", "default", "events", *rest]:
+                self._event(rest, json.loads(body))
             case _:
                 self._json(*_status(404, "NotFound", "the server could not find the requested resource"))
+
+    def _event(self, path: list[str], given: Json) -> None:
+        """Create one, or merge a patch into it; which fields it must have, a real API server tells."""
+        events = self.server.of.written_events
+        match self.command, [unquote(each) for each in path]:
+            case "POST", [] if given["metadata"]["name"] in events:
+                self._json(*_status(409, "AlreadyExists", f'events "{given["metadata"]["name"]}" already exists'))
+            case "POST", []:
+                events[given["metadata"]["name"]] = given
+                self._json(201, given)
+            case "PATCH", [name] if name in events:
+                assert self.headers["Content-Type"] == "application/merge-patch+json"
+                events[name] |= given
+                self._json(200, events[name])
+            case _:
+                self._json(*_status(404, "NotFound", f"events {path} not found"))
 
     def _resource(self, path: list[str], query: dict[str, str], body: Json) -> None:
         api = self.server.of

@@ -6,6 +6,7 @@ Tests of the whole have the real daemon, and an API server that speaks HTTP.
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -111,7 +112,7 @@ class TellingDaemon(DaemonClient):
                 return ClaimFault(f"gpu-0 is held by claim {self.holder.name}", holders=(self.holder,))
             case AskPrepare() if self.lingers:
                 self.lingers -= 1
-                return ClaimFault("gpu-0 is held by ml/web")
+                return ClaimFault("gpu-0 is held by ml/web", code="gpu-busy", uuid="GPU-a")
             case AskPrepare(claim=claim):
                 self.reread.discard(claim.uid)
                 self.prepared[claim.uid] = PreparedName(claim.uid, claim.namespace, claim.name)
@@ -139,12 +140,21 @@ class TellingApiServer(ApiServer):
         self.claims: dict[tuple[str, str], dict[str, Any]] = {}
         self.silent = False
         self.reads = 0
+        self.events: list[Mapping[str, object]] = []
 
     def put(self, claim: dict[str, Any]) -> tuple[str, str, str]:
         """Namespace, name and UID, as the kubelet names it."""
         metadata = claim["metadata"]
         self.claims[metadata["namespace"], metadata["name"]] = claim
         return metadata["namespace"], metadata["name"], metadata["uid"]
+
+    async def node_uid(self, name: str) -> str:
+        return f"uid of {name}"
+
+    async def create_event(self, namespace: str, event: Mapping[str, object]) -> None:
+        self.events.append(event)
+        if self.silent:
+            await asyncio.Event().wait()
 
     async def claim(self, namespace: str, name: str) -> bytes:
         self.reads += 1
@@ -168,10 +178,11 @@ class DraNode:
         self.daemon = TellingDaemon(folder)
         self.api_server = TellingApiServer()
         self.cdi = folder / "cdi"
+        self.failures: list[Exception] = []  # of which the writer of events is told
         self.claims = ClaimPreparation(self.daemon, self.api_server, ClaimSpecifications(self.cdi), DRIVER, NODE, times)
 
     def sockets(self, times: EndpointTimes = QUICK) -> KubeletSockets:
-        return KubeletSockets(self.daemon.view, ClaimService(self.claims).handlers(), times)
+        return KubeletSockets(self.daemon.view, ClaimService(self.claims, self.failures.append).handlers(), times)
 
     def files(self) -> list[str]:
         return sorted(each.name for each in self.cdi.glob("*")) if self.cdi.exists() else []

@@ -18,6 +18,7 @@ SHOWN: Final = {
     "daemon/control.py": "since when",
     "dra/dra_controller.py": "when the driver process asked",
     "dra/device_health.py": "for the kubelet",
+    "dra/node_events.py": "when",
     "health/health_controller.py": "when a state began, beside CLOCK_BOOTTIME",
     "inventory/inventory_controller.py": "when the node changed",
     "kubelet/registered_socket.py": "since when",

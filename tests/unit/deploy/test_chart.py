@@ -200,7 +200,7 @@ def test_one_value_names_the_driver_everywhere() -> None:
     assert all(each.count("gpu.example.com") == 2 for each in classes.values())
     assert policy_in(made, "nri-gpu").dra.driver == "gpu.example.com"
     driver = one(made, "ValidatingAdmissionPolicy", "nri-gpu.nri-gpu-dra")["spec"]
-    assert "== 'gpu.example.com'" in driver["validations"][2]["expression"]
+    assert '== "gpu.example.com"' in driver["validations"][2]["expression"]
 
 
 @pytest.mark.parametrize("policy", ["  [namespaces]\n  allow = ['*']\n", "\n\n # ours\n[namespaces]", "[namespaces]"])

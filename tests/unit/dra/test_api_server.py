@@ -60,7 +60,7 @@ async def test_connections_are_kept(api: ApiServer, server: StandInApiServer) ->
     made = await api.create(a_slice())
     for _ in range(5):
         await api.slices(NODE, DRIVER)
-        with pytest.raises(NotFoundError):
+        with pytest.raises(RefusedError, match="has no node none: set --node-name"):
             await api.node_uid("none")
     await api.delete(made)
     assert server.connected == 1

@@ -16,10 +16,11 @@ from nri_gpu.domain.errors import RestartNeededError
 from nri_gpu.domain.resource_claim import ClaimUid
 from nri_gpu.dra.device_health import DeviceHealthService
 from nri_gpu.dra.driver_process import DriverProcess, DriverTimes
+from nri_gpu.dra.node_events import NodeEvents
 from nri_gpu.dra.publisher import Publisher
-from nri_gpu.dra.questions import ClaimFault, DriverReport, NodeView, OfferedDevice, PreparedName
+from nri_gpu.dra.questions import ClaimFault, DriverReport, GpuCondition, NodeView, OfferedDevice, PreparedName
 from nri_gpu.system.storage import text_of
-from tests.support.dra_kubelet import HEALTH, DraKubelet
+from tests.support.dra_kubelet import HEALTH, ClaimFaultError, DraKubelet
 from tests.support.dra_node import QUICK, TIMES, DraNode
 from tests.support.kubelet_nodes import until
 from tests.support.log import Log
@@ -54,7 +55,8 @@ class TakingPublisher(Publisher):
 
 
 def driver_process(node: DraNode, publisher: TakingPublisher, times: DriverTimes = DRIVER_TIMES) -> DriverProcess:
-    return DriverProcess(node.daemon, node.api_server, publisher, DeviceHealthService(NODE), times)
+    events = NodeEvents(node.api_server, NODE)
+    return DriverProcess(node.daemon, node.api_server, publisher, DeviceHealthService(NODE), events, times)
 
 
 @asynccontextmanager
@@ -109,6 +111,32 @@ async def test_each_kubelet_is_told_of_devices_that_fall_ill(folder: Path, relea
         (told,) = (await call.read()).devices
         assert (told.device.pool_name, told.device.device_name, told.health) == (NODE, "gpu-0", pb.UNHEALTHY)
         call.cancel()
+
+
+async def test_an_event_that_hangs_delays_no_claim(folder: Path) -> None:
+    async with served(folder) as (kubelet, node, publisher):
+        node.api_server.silent = True
+        await node.daemon.change(gpus=(GpuCondition("GPU-a", 0),))
+        await until(lambda: publisher.views[-1].gpus)
+        await node.daemon.change(gpus=(GpuCondition("GPU-a", 0, "bad", "XID 79"),))
+        await until(lambda: node.api_server.events)
+        node.api_server.silent = False
+        node.daemon.lingers = 1
+        claim = node.api_server.put(resource_claim())
+        with pytest.raises(ClaimFaultError, match="held by ml/web"):
+            await kubelet.prepare(DRIVER, claim)
+        await kubelet.prepare(DRIVER, claim)
+    assert [each["reason"] for each in node.api_server.events] == ["GPUUnavailable"]  # it hangs still
+
+
+async def test_a_claim_that_fails_is_an_event(folder: Path) -> None:
+    async with served(folder) as (kubelet, node, _):
+        node.daemon.lingers = 1
+        with pytest.raises(ClaimFaultError):
+            await kubelet.prepare(DRIVER, node.api_server.put(resource_claim()))
+        await until(lambda: node.api_server.events)
+    (event,) = node.api_server.events
+    assert event["note"] == "a ResourceClaim was not prepared (gpu-busy, GPU-a): its pod's events say why"
 
 
 async def test_the_daemon_is_told_at_once_how_publishing_goes(folder: Path) -> None:
