@@ -432,6 +432,11 @@ CATALOGUE: Final[Mapping[str, Mapping[str, tuple[str, str]]]] = {
             "Fix what the line names: the route to the API server, the rights of the service account, or the "
             "node's name.",
         ),
+        "events of the Node not written": (
+            "The API server is away, or refuses events of this Node; nothing else depends on them.",
+            "Fix what the line names; after `forbidden`, apply the chart's Role and RoleBinding in the namespace "
+            "default.",
+        ),
         "feature gates are off on the API server, publishing without them": (
             "Feature gates that the line names are off, so taints, shared devices or counters are not "
             "published (docs/dra.md).",

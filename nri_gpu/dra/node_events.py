@@ -56,7 +56,7 @@ class EventReason(StrEnum):
 
 
 # Type and action of each, as events.k8s.io/v1 wants them.
-_KINDS: Final = {
+KINDS: Final = {
     EventReason.GPU_UNAVAILABLE: ("Warning", "Withhold"),
     EventReason.GPU_AVAILABLE: ("Normal", "Offer"),
     EventReason.CLAIM_NOT_PREPARED: ("Warning", "Prepare"),
@@ -246,7 +246,7 @@ class NodeEvents:
         return f"{self._node}.{sha256(text.encode()).hexdigest()[:16]}"
 
     async def _event(self, name: str, notice: Notice) -> dict[str, object]:
-        kind, action = _KINDS[notice.reason]
+        kind, action = KINDS[notice.reason]
         uid = await self._api.node_uid(self._node)
         return {
             "apiVersion": "events.k8s.io/v1",

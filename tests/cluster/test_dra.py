@@ -1,5 +1,6 @@
 """ResourceClaims on a real Kubernetes: its API server, scheduler and kubelet, and the kernel's device rules."""
 
+import asyncio
 import json
 import os
 import re
@@ -10,6 +11,8 @@ from typing import Any
 
 import pytest
 
+from nri_gpu.dra.api_access import by_kubeconfig
+from nri_gpu.dra.api_server import ApiServer, RefusedError
 from tests.support.cluster import DAEMON, DRA, Cluster, Object, pod, wait_for
 from tests.support.cluster_claims import (
     POOLS,
@@ -229,11 +232,16 @@ def test_a_bad_gpu_keeps_claims_away_and_evicts_where_policy_stops(cluster: Clus
     wait_for("the kubelet to say so, with the reason", lambda: ("Unhealthy", True) in health(cluster, "first"))
     assert health(cluster, "rest") == [("Healthy", False)] * 3
     assert " method=v1.DRAResourceHealth" in cluster.log(DRA)  # the newest that both know
+    event = (
+        rf"Warning +GPUUnavailable .* nri-gpu +GPU {minor} \(GPU-\S+\) is bad, and granted to no new container: XID 79"
+    )
+    cluster.wait_node_said(event)
 
     cluster.stop(DAEMON)
     dra.run_daemon(bad, '[health]\ncontainers = "stop"\n')
     wait_tainted("NoExecute")
     gone(cluster, "first")
+    assert len(re.findall("GPUUnavailable", cluster.said_of_node())) == 1  # the next daemon's GPU is no other
     assert len(cluster.minors("rest")) == 3
 
 
@@ -348,3 +356,46 @@ def test_by_the_chart_with_its_rights_and_no_more(cluster: Cluster, dra: DraClus
     mine["spec"]["pool"]["name"] = "another"
     cluster.kubectl(*create, given=json.dumps(mine))
     dra.delete("pod", "train")
+
+    # So it does with events, of which the driver writes one in series.
+    cluster.apply(*claiming("wrong", devices(config={"capabilities": ["telepathy"]})))
+    cluster.wait_said("wrong", "telepathy")
+    cluster.wait_node_said(r"Warning +ClaimNotPrepared .* nri-gpu +a ResourceClaim was not prepared \(bad-request\)")
+    asyncio.run(check_events(cluster, dra))
+    dra.delete("pod", "wrong")
+
+
+async def check_events(cluster: Cluster, dra: DraCluster) -> None:
+    """What the API server lets the chart's account write: events of its node, in our name, and no others."""
+    api = ApiServer(by_kubeconfig(dra.kubeconfig()))
+    found = cluster.get("events.events.k8s.io")
+    (ours,) = (each for each in found if each["reportingController"] == "nri-gpu")
+    theirs = next(each for each in found if each["regarding"]["kind"] == "Node" and each != ours)
+    event = {key: each for key, each in ours.items() if key not in ("metadata", "series")}
+
+    async def create(name: str = "node1.new", namespace: str = "default", **changed: object) -> None:
+        await api.create_event(namespace, {**event, "metadata": {"name": name}, **changed})
+
+    series = {"series": {"count": 2, "lastObservedTime": event["eventTime"]}}
+    await create()
+    await api.patch_event("default", "node1.new", series)
+    denied = "the driver on node node1 may write Events of nri-gpu that regard that Node only"
+    for wrong in (
+        {"regarding": {**ours["regarding"], "name": "node2"}},
+        {"regarding": {"apiVersion": "v1", "kind": "Pod", "name": "node1", "namespace": "default"}},
+        {"regarding": None},
+        {"reportingController": "kubelet"},
+    ):
+        with pytest.raises(RefusedError, match=denied):
+            await create("node1.wrong", **wrong)
+    with pytest.raises(RefusedError, match=denied):
+        await create("node2.new")
+    with pytest.raises(RefusedError, match=denied):
+        await api.patch_event("default", theirs["metadata"]["name"], series)
+    with pytest.raises(RefusedError, match="forbidden"):
+        await create(namespace="kube-system")
+    core = {"apiVersion": "v1", "kind": "Event", "involvedObject": ours["regarding"], "reason": "x", "message": "x"}
+    with pytest.raises(HarnessError, match='cannot create resource "events" in API group ""'):
+        text = json.dumps({**core, "metadata": {"name": "node1.core"}})
+        cluster.kubectl("--kubeconfig", str(dra.kubeconfig()), "create", "-f", "-", given=text)
+    api.close()

@@ -10,6 +10,7 @@ from __future__ import annotations
 import copy
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -390,6 +391,16 @@ class Cluster:
         """Until a pod's status or an event of it has that text."""
         wait_for(f"{text!r} of pod {name}", lambda: text in self.said_of(name), explain=lambda: self.said_of(name))
 
+    def said_of_node(self) -> str:
+        """Status and events of the node, as people read them."""
+        return self.kubectl("describe", "node", "node1", check=False)
+
+    def wait_node_said(self, pattern: str) -> None:
+        """Until the node's description has that, by a regular expression."""
+        wait_for(
+            f"{pattern!r} of the node", lambda: bool(re.search(pattern, self.said_of_node())), explain=self.said_of_node
+        )
+
     # -- what containers really may -----------------------------------------------------------------------------------
 
     def container_id(self, name: str, container: str = "main") -> str:
@@ -447,9 +458,11 @@ class Cluster:
         # folder goes the key of its signed grant, so that the next daemon would take it for another component's.
         for node in self.each():
             wait_for("no pod in containerd", node._removed)
-        # Of the chart, what lies in no namespace, and its own: Helm takes over nothing that it has not made.
+        # Of the chart, what lies in no namespace, or in `default`, and its own: Helm takes over nothing that it has not
+        # made.
         self.kubectl("delete", "namespace", DAEMON, "--ignore-not-found", f"--timeout={READY_S}s")
-        self.kubectl("delete", CLUSTER_WIDE, "-l", "app.kubernetes.io/name=nri-gpu")
+        self.kubectl("delete", f"{CLUSTER_WIDE},roles,rolebindings", "-l", "app.kubernetes.io/name=nri-gpu")
+        self.kubectl("delete", "events", "--field-selector=reportingComponent=nri-gpu")
         self.kubectl("delete", "resourceslices", "--all")
         for node in self.each():
             node.stop(GUARD, DAEMON, NEXT, DRA)

@@ -87,6 +87,7 @@ def test_no_more_share_a_gpu_than_replicas_also_of_containers_whose_claim_is_gon
     held = holding(holding(Ledger(), claims[0]), claims[1])
     full = why_not(allocated(), on, held, dra=two)
     assert full.reason.code is Code.GPU_BUSY
+    assert full.uuid == uuid(0)
     assert "has 2 shares (dra.replicas), all taken by claim ml/first, claim ml/second:" in full.reason.sentence
     assert [each.name for each in full.holders] == ["first", "second"]
     assert done(allocated(), on, held, dra={"replicas": 3})
@@ -116,17 +117,18 @@ def test_configuration_that_cannot_be(text: str, why: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("on", "device", "why"),
+    ("on", "device", "why", "of"),
     [
-        (node(), "gpu-99", "gpu-99: this node has no such device, it has gpu-7, gpu-6, gpu-5, gpu-4: delete"),
-        (node([]), "gpu-7", "it has none: delete"),
-        (node([], fault="the driver does not answer"), "gpu-7", "are not known: the driver does not answer."),
-        (node([gpu(0, unavailable="lost")]), "gpu-7", "cannot be granted: lost; the kubelet allocated it"),
-        (node([mig_gpu(0)]), "gpu-7", "it is in MIG mode"),
+        (node(), "gpu-99", "gpu-99: this node has no such device, it has gpu-7, gpu-6, gpu-5, gpu-4: delete", ""),
+        (node([]), "gpu-7", "it has none: delete", ""),
+        (node([], fault="the driver does not answer"), "gpu-7", "are not known: the driver does not answer.", ""),
+        (node([gpu(0, unavailable="lost")]), "gpu-7", "cannot be granted: lost; the kubelet allocated it", uuid(0)),
+        (node([mig_gpu(0)]), "gpu-7", "it is in MIG mode", uuid(0)),
     ],
 )
-def test_devices_that_cannot_be_had(on: Node, device: str, why: str) -> None:
+def test_devices_that_cannot_be_had(on: Node, device: str, why: str, of: str) -> None:
     found = why_not(allocated(result(device)), on)
+    assert found.uuid == of
     assert why in found.reason.sentence
     assert found.passing is (found.reason.code is Code.NODE_NOT_READY)
 

@@ -23,6 +23,7 @@ from nri_gpu.daemon.app import DRAIN_S
 from nri_gpu.domain.errors import Exit
 from nri_gpu.domain.mps import DEFAULT_MPS_DIR
 from nri_gpu.dra.api_access import SERVICE_ACCOUNT
+from nri_gpu.dra.node_events import CONTROLLER, NAMESPACE
 from nri_gpu.inventory.topology_file import load_topology
 from nri_gpu.policy.document import options_in
 from nri_gpu.policy.kubelet_settings import Registration
@@ -47,7 +48,7 @@ SCHEMA = json.loads((CHART / "values.schema.json").read_text())
 VERSIONS = ("1.25", kubernetes_validate.latest_version())
 ADMISSION = {"ValidatingAdmissionPolicy", "ValidatingAdmissionPolicyBinding"}
 NEWER = {*ADMISSION, "DeviceClass"}  # than the oldest
-RIGHTS = {"ClusterRole", "ClusterRoleBinding", "DeviceClass"}  # for the DRA driver
+RIGHTS = {"ClusterRole", "ClusterRoleBinding", "Role", "RoleBinding", "DeviceClass"}  # for the DRA driver
 TWO_POOLS = """
 [kubelet]
 pool = "a"
@@ -99,7 +100,8 @@ def policy_in(among: list[dict[str, Any]], release: str = "other") -> Policy:
 @pytest.mark.parametrize("variant", VARIANTS)
 def test_kubernetes_takes_it(variant: str, version: str) -> None:
     for document in found(variant):
-        assert document["metadata"].get("namespace", "elsewhere") == "elsewhere"
+        own = NAMESPACE if document["kind"] in ("Role", "RoleBinding") else "elsewhere"  # where a Node's events are
+        assert document["metadata"].get("namespace", own) == own
         if document["kind"] not in OPERATORS | (NEWER if version == VERSIONS[0] else set()):
             kubernetes_validate.validate(document, version, strict=True)
 
@@ -109,7 +111,8 @@ def test_a_file_to_apply_brings_the_namespace_of_all_in_it(name: str) -> None:
     namespace, *others = parsed((FOLDER / name).read_text())
     kubernetes_validate.validate(namespace, VERSIONS[0], strict=True)
     assert namespace["metadata"]["labels"]["pod-security.kubernetes.io/enforce"] == "privileged"
-    assert {each["metadata"].get("namespace") for each in others} == {namespace["metadata"]["name"], None}
+    there = {each["metadata"].get("namespace") for each in others}
+    assert there - {NAMESPACE} == {namespace["metadata"]["name"], None}
 
 
 def tables(schema: Mapping[str, Any], *at: str) -> Iterator[tuple[str, ...]]:
@@ -449,9 +452,16 @@ def test_nobody_but_the_dra_driver_has_rights_at_the_api_server(variant: str) ->
 
 def test_the_dra_drivers_rights_are_its_own_and_bound_to_its_pod() -> None:
     """Which ones they are, tests/unit/deploy/test_dra_docs.py has; that they keep to its node, a real API server."""
-    binding = one(found("claims"), "ClusterRoleBinding", "elsewhere.other-dra")
     account = {"kind": "ServiceAccount", "name": "other-dra", "namespace": "elsewhere"}
-    assert (binding["roleRef"]["name"], binding["subjects"]) == ("elsewhere.other-dra", [account])
+    for kind, namespace in (("ClusterRole", None), ("Role", NAMESPACE)):
+        role, binding = (one(found("claims"), each, "elsewhere.other-dra") for each in (kind, f"{kind}Binding"))
+        assert {each["metadata"].get("namespace") for each in (role, binding)} == {namespace}
+        assert binding["roleRef"] == {
+            "apiGroup": "rbac.authorization.k8s.io",
+            "kind": kind,
+            "name": "elsewhere.other-dra",
+        }
+        assert binding["subjects"] == [account]
     assert pod("dra", "claims")["serviceAccountName"] == account["name"]
     (token,) = (each["projected"] for each in pod("dra", "claims")["volumes"] if each["name"] == "token")
     assert token["sources"][0] == {"serviceAccountToken": {"path": "token", "expirationSeconds": 3600}}
@@ -459,6 +469,7 @@ def test_the_dra_drivers_rights_are_its_own_and_bound_to_its_pod() -> None:
     (whose,) = policy["matchConditions"]
     assert whose["expression"] == "request.userInfo.username == 'system:serviceaccount:elsewhere:other-dra'"
     assert policy["failurePolicy"] == "Fail"
+    assert f"reportingController.orValue('') == '{CONTROLLER}'" in policy["validations"][-1]["expression"]
 
 
 KUBELET = "/var/lib/kubelet"

@@ -15,6 +15,7 @@ from msgspec.structs import replace
 
 from nri_gpu.dra.api_server import ApiTimes
 from nri_gpu.dra.claim_config import parse_config
+from nri_gpu.dra.node_events import KINDS
 from nri_gpu.dra.offered_devices import HELD, NODE_NOT_READY, UNHEALTHY, offer
 from nri_gpu.dra.publisher import PublisherTimes
 from nri_gpu.dra.questions import NodeView
@@ -93,6 +94,13 @@ def test_every_taint_and_every_gate_is_one() -> None:
     assert all(f"| {gate} |" in gates for gate in Gate)
 
 
+def test_every_event_is_one() -> None:
+    part = PAGE.partition("## Events of the Node")[2].partition("\n## ")[0]
+    assert re.findall(r"^\| `(\w+)` \| (\w+) \|", part, re.MULTILINE) == [
+        (reason.value, kind) for reason, (kind, _) in KINDS.items()
+    ]
+
+
 def test_its_figures_are_the_codes() -> None:
     page, times, api = " ".join(PAGE.split()), PublisherTimes(), ApiTimes()
     for said in (
@@ -142,7 +150,7 @@ def test_its_policy_holds_and_its_doors_have_pools_of_their_own() -> None:
 
 def test_its_rights_are_the_charts() -> None:
     found = documents(kubelet={"enabled": False}, dra={"enabled": True})
-    (role,) = (each for each in found if each["kind"] == "ClusterRole")
-    rows = {(",".join(rule["resources"]), ", ".join(rule["verbs"])) for rule in role["rules"]}
+    rules = [rule for each in found if each["kind"] in ("ClusterRole", "Role") for rule in each["rules"]]
+    rows = {(",".join(rule["resources"]), ", ".join(rule["verbs"])) for rule in rules}
     part = PAGE.partition("## Rights")[2].partition("\n## ")[0]
-    assert rows == set(re.findall(r"^\| (\w+) \| ((?:\w+, )*(?:get|delete)) \|", part, re.MULTILINE))
+    assert rows == set(re.findall(r"^\| (\w+) \| ((?:\w+, )*(?:get|delete|patch)) \|", part, re.MULTILINE))

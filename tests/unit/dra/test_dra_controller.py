@@ -17,6 +17,7 @@ from nri_gpu._pb import nri_pb2 as pb
 from nri_gpu.domain.allocation import AllocatedDevice, ContainerDevices, DynamicDevice, PodDevices
 from nri_gpu.domain.container import PodUid
 from nri_gpu.domain.health import Health, HealthState
+from nri_gpu.domain.node import Inventory
 from nri_gpu.domain.resource_claim import AllocatedClaim, AllocatedResult, ClaimUid, PreparedClaim
 from nri_gpu.dra.claims_file import FILE_NAME, ClaimsFile
 from nri_gpu.dra.daemon_client import DaemonAwayError, DaemonClient
@@ -175,6 +176,25 @@ async def test_health_policy_and_claims_change_the_view(tmp_path: Path) -> None:
         assert (await at.view(seen.number)).claims == (PreparedName(UID, "ml", "train", reread=True),)
 
 
+async def test_a_view_has_the_gpus_and_the_driver_as_nvml_told_them_last(tmp_path: Path) -> None:
+    async with serving(tmp_path, wait_s=20.0) as at:
+        state, first = at.node.node_state, await at.view()
+        known = replace(state.node.inventory, driver_version="580.95.05")
+        state.put_inventory(Inventory(taken_at=0, fault="the driver does not answer"))
+        assert (first.gpus, len(first.gpus or ())) == ((await at.view()).gpus, 4)
+        state.put_inventory(known)
+        seen = await at.view(first.number)
+        assert (seen.gpus, seen.driver_version) == (first.gpus, "580.95.05")
+
+
+async def test_a_view_has_no_gpus_before_nvml_has_answered(tmp_path: Path) -> None:
+    node = PluginNode(policy())
+    node.node_state.put_inventory(Inventory(taken_at=0, fault="nri-gpu has just started"))
+    controller = DraController(tmp_path, node.node_state, node.plugin, policy(), lasting_s=0.0)
+    view = controller.view()
+    assert (view.known, view.gpus) == (True, None)
+
+
 async def test_a_claim_in_question_again_is_told_at_once(tmp_path: Path) -> None:
     """Though the view that was given last says the same: the claim was read since."""
     async with serving(tmp_path, wait_s=20.0) as at:
@@ -284,16 +304,19 @@ async def test_its_pods_are_those_of_now(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("device", "sentence"),
+    ("device", "sentence", "of"),
     [
         (
             "gpu-7",
             "claim ml/train, and asked for here in exclusive mode: wait until it is free, or delete the pods",
+            ("gpu-busy", make.uuid(0)),
         ),
-        ("gpu-9", "no such device"),
+        ("gpu-9", "no such device", ("no-such-gpu", "")),
     ],
 )
-async def test_a_claim_that_cannot_be_prepared_is_told_so(tmp_path: Path, device: str, sentence: str) -> None:
+async def test_a_claim_that_cannot_be_prepared_is_told_so(
+    tmp_path: Path, device: str, sentence: str, of: tuple[str, str]
+) -> None:
     async with serving(tmp_path) as at:
         await at.prepare(claim("gpu-7"))
         answer = await at.prepare(claim(device, uid=OTHER))
@@ -301,6 +324,7 @@ async def test_a_claim_that_cannot_be_prepared_is_told_so(tmp_path: Path, device
         assert sentence in answer.sentence
         holders = (PreparedName(UID, "ml", "train"),) if device == "gpu-7" else ()
         assert (answer.passing, answer.holders) == (False, holders)
+        assert (answer.code, answer.uuid) == of
         assert at.claims == {UID: ["gpu-7"]}
         assert at.recorded().keys() == {UID}
 

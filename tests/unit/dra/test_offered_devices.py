@@ -13,10 +13,10 @@ from nri_gpu.domain.container import ContainerId, PodUid
 from nri_gpu.domain.gpu import Fabric, FabricState, Gpu, MigEngines
 from nri_gpu.domain.gpu_request import Mode
 from nri_gpu.domain.health import Health, HealthState
-from nri_gpu.domain.node import Inventory, Link
+from nri_gpu.domain.node import GpuFault, Inventory, Link
 from nri_gpu.domain.resource_claim import ClaimedDevice, ClaimUid, PreparedClaim, device_name
-from nri_gpu.dra.offered_devices import CounterSets, not_ready, offer
-from nri_gpu.dra.questions import Capacity, OfferedDevice, Taint, Version
+from nri_gpu.dra.offered_devices import CounterSets, conditions, not_ready, offer
+from nri_gpu.dra.questions import Capacity, GpuCondition, OfferedDevice, Taint, Version
 from nri_gpu.inventory.topology_file import load_topology
 from nri_gpu.ledger.events import DevicesAllocated
 from nri_gpu.ledger.ledger import Entry, Ledger
@@ -201,6 +201,30 @@ UNHEALTHY: Final[dict[str, tuple[Gpu, Policy | None, tuple[str, str] | None]]] =
 @pytest.mark.parametrize(("gpu", "policy", "expected"), UNHEALTHY.values(), ids=UNHEALTHY)
 def test_unhealthy_gpus_are_tainted(gpu: Gpu, policy: Policy | None, expected: tuple[str, str] | None) -> None:
     assert taints(gpu, policy=policy) == ([Taint("gpu.nri.io/unhealthy", *expected)] if expected else [])
+
+
+CONDITIONS: Final = {
+    "healthy": (make.gpu(), ("", "", None)),
+    "suspect, and granted": (make.gpu(health=Health(HealthState.SUSPECT, 1.0, "XID 78")), ("", "", None)),
+    "bad, with its health's own reason": (
+        make.gpu(health=BAD, unavailable="bad since 2027: XID 79"),
+        ("bad", "XID 79", 1.0),
+    ),
+    "not to be described": (make.gpu(unavailable="lost"), ("unavailable", "lost", None)),
+    "in MIG mode": (make.mig_gpu(0), ("", "", None)),
+    "in MIG mode, and bad": (make.mig_gpu(0, health=BAD, unavailable="XID 79"), ("bad", "XID 79", 1.0)),
+}
+
+
+@pytest.mark.parametrize(("gpu", "expected"), CONDITIONS.values(), ids=CONDITIONS)
+def test_a_condition_of_a_gpu_is_whether_it_can_be_granted(gpu: Gpu, expected: tuple[str, str, float | None]) -> None:
+    assert conditions(make.inventory([gpu])) == (GpuCondition(gpu.uuid, 0, *expected),)
+
+
+def test_a_gpu_that_nvml_cannot_describe_has_a_condition_where_its_uuid_is_known() -> None:
+    faults = (GpuFault(2, "GPU is lost", uuid=make.uuid(2)), GpuFault(3, "no permission"))
+    found = conditions(replace(make.inventory([make.gpu()]), faults=faults))
+    assert found[1:] == (GpuCondition(make.uuid(2), 2, "unavailable", "GPU is lost"),)
 
 
 def test_a_device_that_no_claim_can_have_says_why() -> None:
