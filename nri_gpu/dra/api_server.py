@@ -310,7 +310,7 @@ class ApiServer:
                 self._pool = urllib3.HTTPSConnectionPool(
                     self._access.host,
                     self._access.port,
-                    maxsize=32,
+                    maxsize=33,  # as many questions at once, the watch aside
                     ssl_context=self._access.tls(),
                     cert_reqs="CERT_REQUIRED",
                     assert_hostname=name,

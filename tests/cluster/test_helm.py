@@ -81,7 +81,7 @@ def test_install_upgrade_rollback_uninstall(cluster: Cluster, helm: Helm, values
 
 def everything(cluster: Cluster) -> list[dict[str, Any]]:
     """All objects of kinds that the chart has."""
-    kinds = f"daemonsets,configmaps,serviceaccounts,secrets,services,{CLUSTER_WIDE}"
+    kinds = f"daemonsets,configmaps,serviceaccounts,secrets,services,roles,rolebindings,{CLUSTER_WIDE}"
     found: list[dict[str, Any]] = cluster.get(kinds, "", "--all-namespaces")
     return found
 
