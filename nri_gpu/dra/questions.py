@@ -68,7 +68,7 @@ class PreparedName(Struct, frozen=True):
 
 
 class GpuCondition(Struct, frozen=True):
-    """A whole GPU of the node, in no pool too, and whether it can be granted."""
+    """A whole GPU of the node, whichever pool it is in, and whether it can be granted."""
 
     uuid: str
     index: int  # NVML's

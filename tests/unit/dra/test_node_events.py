@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import time
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager
@@ -26,7 +25,7 @@ NODE: Final = "node1"
 NOW: Final = 1_800_000_000.0
 UNWRITTEN: Final = "events of the Node not written"
 FORBIDDEN: Final = Canned(
-    403, b'{"kind": "Status", "message": "events is forbidden"}', verb="POST", path="events", times=-1
+    403, b'{"kind": "Status", "message": "events is forbidden"}', verb="POST", path="events", times=2
 )
 
 
@@ -124,19 +123,15 @@ def written(server: StandInApiServer) -> list[tuple[str, int]]:
     return [(each["note"], each.get("series", {}).get("count", 1)) for each in events]
 
 
-async def put(events: NodeEvents, server: StandInApiServer, *gpus: GpuCondition) -> None:
-    """A view, and the wait until what is written of it is."""
+def put(events: NodeEvents, *gpus: GpuCondition) -> None:
     events.put(seen(*gpus))
-    sent = -1
-    while sent != len(server.requests):
-        sent = len(server.requests)
-        await asyncio.sleep(0.1)
 
 
 async def test_an_event_is_one_of_its_node_by_us(server: StandInApiServer) -> None:
     async with writing(server) as events:
-        await put(events, server, well())
-        await put(events, server, bad(since_s=NOW + 0.25))
+        put(events, well())
+        put(events, bad(since_s=NOW + 0.25))
+        await until(lambda: bool(server.written_events))
     ((name, event),) = server.written_events.items()
     assert name.startswith(f"{NODE}.")
     uid = server.nodes[NODE]["metadata"]["uid"]
@@ -155,66 +150,66 @@ async def test_an_event_is_one_of_its_node_by_us(server: StandInApiServer) -> No
     }
 
 
-async def test_nothing_is_written_before_the_daemon_knows_its_gpus(server: StandInApiServer) -> None:
+async def test_a_daemon_that_does_not_know_its_gpus_yet_is_no_event(server: StandInApiServer) -> None:
     async with writing(server) as events:
-        events.put(view())
-        await put(events, server, well())
-        events.put(view())  # of a daemon that has just started
-        await put(events, server, well())
-    assert not server.requests
+        for _ in range(2):
+            events.put(view())  # of a daemon that has just started
+            put(events, well())
+        put(events, bad())
+        await until(lambda: written(server) == [(BAD, 1)])
+    assert server.count("POST") == 1
 
 
 async def test_what_repeats_is_one_event_with_a_series(server: StandInApiServer) -> None:
     async with writing(server) as events:
         for gpu in (well(), bad(), well(), bad(), well(), bad()):
-            await put(events, server, gpu)
-    assert written(server) == [(BAD, 3), (AGAIN, 2)]
+            put(events, gpu)
+        await until(lambda: written(server) == [(BAD, 3), (AGAIN, 2)])
 
 
 async def test_a_series_that_the_server_keeps_no_more_begins_anew(server: StandInApiServer) -> None:
     async with writing(server) as events:
-        await put(events, server, well())
-        await put(events, server, bad(since_s=NOW))
-        await put(events, server, well())
+        put(events, well())
+        put(events, bad(since_s=NOW))
+        put(events, well())
+        await until(lambda: len(written(server)) == 2)
         server.written_events.clear()
-        await put(events, server, bad(since_s=NOW + 60))
-    assert written(server) == [(BAD, 1)]
+        put(events, bad(since_s=NOW + 60))
+        await until(lambda: written(server) == [(BAD, 1)])
 
 
 async def test_the_next_driver_process_writes_no_event_twice(server: StandInApiServer) -> None:
-    gpu = bad(since_s=time.time() - 60)
-    for _ in range(2):
+    gpus = bad(since_s=time.time() - 60), bad("GPU-b", 1, time.time() - 30)
+    for known in (1, 2):
         async with writing(server) as events:
-            await put(events, server, gpu)
-    assert server.count("POST") == 2
-    assert written(server) == [(BAD, 1)]
+            put(events, *gpus[:known])
+            await until(lambda known=known: len(written(server)) == known)
+    assert server.count("POST") == 3
+    assert [count for _, count in written(server)] == [1, 1]
 
 
 async def test_over_the_limit_the_newest_state_is_written_once_the_hour_is_over(server: StandInApiServer) -> None:
     clock = Clock()
     async with writing(server, clock) as events:
         for _ in range(HOURLY_MAX + 3):
-            await put(events, server, well())
-            await put(events, server, bad())
-        limited = [(BAD, HOURLY_MAX), (AGAIN, HOURLY_MAX)]
-        assert written(server) == limited
-        await put(events, server, bad("GPU-b", 1))  # GPU-a is gone, and of another GPU there were none
-        assert len(written(server)) == 3
+            put(events, well())
+            put(events, bad())
+        put(events, bad("GPU-b", 1))  # GPU-a is gone, and of the other there were none
+        other = BAD.replace("0 (GPU-a)", "1 (GPU-b)")
+        limited = [(BAD, HOURLY_MAX), (AGAIN, HOURLY_MAX), (other, 1)]
+        await until(lambda: written(server) == limited)
         clock.now = HOUR_S
-        await put(events, server, bad("GPU-b", 1))
-    assert written(server)[-1] == ("GPU 0 (GPU-a) is gone: NVML does not list it any more", 1)
+        put(events, bad("GPU-b", 1))
+        await until(lambda: written(server) == [*limited, ("GPU 0 (GPU-a) is gone: NVML does not list it any more", 1)])
 
 
 async def test_a_refusal_is_said_once_and_ends_nothing(server: StandInApiServer, log: Log) -> None:
     server.canned.append(FORBIDDEN)
     async with writing(server) as events:
-        for gpu in (well(), bad(), well()):
-            await put(events, server, gpu)
-        assert server.count("POST") == 2
-        server.canned.clear()
-        await put(events, server, bad())
+        for gpu in (well(), bad(), well(), bad()):
+            put(events, gpu)
+        await until(lambda: written(server) == [(BAD, 1)])
     assert "events is forbidden" in log.one(UNWRITTEN).fields["fault"]
-    assert written(server) == [(BAD, 1)]
 
 
 @pytest.mark.parametrize(
@@ -232,8 +227,8 @@ async def test_an_event_waits_for_an_api_server_that_is_away(
 ) -> None:
     server.canned.append(Canned(**trouble, times=3))
     async with writing(server) as events:
-        events.put(seen(well()))
-        events.put(seen(bad()))
+        put(events, well())
+        put(events, bad())
         await until(lambda: written(server) == [(BAD, 1)])
     assert log.said(UNWRITTEN)
 
@@ -241,8 +236,9 @@ async def test_an_event_waits_for_an_api_server_that_is_away(
 async def test_a_node_that_is_not_there_is_said(server: StandInApiServer, log: Log) -> None:
     server.nodes.clear()
     async with writing(server) as events:
-        await put(events, server, well())
-        await put(events, server, bad())
+        put(events, well())
+        put(events, bad())
+        await until(lambda: bool(log.said(UNWRITTEN)))
     assert f"has no node {NODE}: set --node-name" in log.one(UNWRITTEN).fields["fault"]
 
 
@@ -271,8 +267,9 @@ async def test_a_claim_that_is_not_prepared_is_told_without_a_word_of_its_author
 async def test_a_claim_that_is_no_more_is_no_event(server: StandInApiServer) -> None:
     async with writing(server) as events:
         events.claim_failed(ResourceClaimError("it was deleted", over=True))
-        await put(events, server, well())
-    assert not server.requests
+        events.claim_failed(PreparationError("no"))
+        await until(lambda: bool(written(server)))
+    assert [note for note, _ in written(server) if "bad-request" in note] == []
 
 
 async def test_claims_of_one_gpu_take_no_events_from_another(server: StandInApiServer) -> None:
