@@ -33,14 +33,13 @@ from nri_gpu.dra.api_server import (
 from nri_gpu.dra.claim_object import ResourceClaimError
 from nri_gpu.dra.preparation import PreparationError
 from nri_gpu.dra.questions import GpuCondition, NodeView
-from nri_gpu.system.tasks import Backoff, LogOnce, set_within
+from nri_gpu.system.tasks import Backoff, LogOnce
 
 CONTROLLER: Final = "nri-gpu"  # the events' reportingController; the chart's policy lets us write no other
 NAMESPACE: Final = "default"  # where events of Nodes are
 HOUR_S: Final = 3600.0  # for which an API server keeps events, unless it is told otherwise
 HOURLY_MAX: Final = 10  # events of one kind about one GPU
 QUEUED_MAX: Final = 100  # events that wait for an API server; the oldest go
-LATE_S: Final = 60.0  # between two looks whether what was over the limit may be written
 NOTE_MAX: Final = 900  # characters; the API server takes 1,024 bytes
 INSTANCE_MAX: Final = 128  # characters, by the API server
 GONE: Final = "gone"
@@ -157,8 +156,8 @@ class NodeEvents:
         """Take the daemon's view of the GPUs, once it knows them."""
         if view.gpus is not None:
             before, self._view = self._view, view
-            self._queue.extend(notices(before, view, time.time()))
-            self._woken.set()
+            for notice in (*self._late.values(), *notices(before, view, time.time())):
+                self._add(notice)
 
     def claim_failed(self, error: Exception) -> None:
         """Take why a claim was not prepared. The pod's own event has the sentence; here are only the code and the GPU.
@@ -174,33 +173,26 @@ class NodeEvents:
             case PreparationError():
                 code, uuid = error.code, error.uuid
         note = f"a ResourceClaim was not prepared ({f'{code}, {uuid}' if uuid else code}): its pod's events say why"
-        self._queue.append(Notice(EventReason.CLAIM_NOT_PREPARED, note, time.time(), uuid or code))
-        self._woken.set()
+        self._add(Notice(EventReason.CLAIM_NOT_PREPARED, note, time.time(), uuid or code))
 
     async def run(self) -> None:
         """Write until cancelled, whatever happens to the API server."""
         while True:
+            await self._woken.wait()
             self._woken.clear()
-            while notice := self._next():
-                await self._settle(notice)
-            await set_within(self._woken, LATE_S if self._late else None)
+            while self._queue:
+                await self._settle(self._queue.popleft())
 
-    def _next(self) -> Notice | None:
-        """Return the next that may be written, or None. Over the limit, only a subject's newest state is kept."""
-        while self._queue:
-            notice = self._queue.popleft()
-            if self._allows(notice):
-                self._late.pop(notice.subject, None)
-                return notice
-            if notice.reason is not EventReason.CLAIM_NOT_PREPARED:
-                self._late[notice.subject] = notice
-        for subject, notice in self._late.items():
-            if self._allows(notice):
-                return self._late.pop(subject)
-        return None
-
-    def _allows(self, notice: Notice) -> bool:
-        return self._limit.allows(notice.reason, notice.subject, self._clock())
+    def _add(self, notice: Notice) -> None:
+        """Queue a notice. Over the limit, the newest state of its subject is kept for one of the next views."""
+        is_state = notice.reason is not EventReason.CLAIM_NOT_PREPARED
+        if is_state:
+            self._late.pop(notice.subject, None)
+        if self._limit.allows(notice.reason, notice.subject, self._clock()):
+            self._queue.append(notice)
+            self._woken.set()
+        elif is_state:
+            self._late[notice.subject] = notice
 
     async def _settle(self, notice: Notice) -> None:
         """Write, again while the API server is away; what it refuses is said once, and dropped."""

@@ -180,10 +180,12 @@ async def test_a_series_that_the_server_keeps_no_more_begins_anew(server: StandI
 
 async def test_the_next_driver_process_writes_no_event_twice(server: StandInApiServer) -> None:
     gpus = bad(since_s=time.time() - 60), bad("GPU-b", 1, time.time() - 30)
-    for known in (1, 2):
-        async with writing(server) as events:
-            put(events, *gpus[:known])
-            await until(lambda known=known: len(written(server)) == known)
+    async with writing(server) as events:
+        put(events, gpus[0])
+        await until(lambda: len(written(server)) == 1)
+    async with writing(server) as events:
+        put(events, *gpus)
+        await until(lambda: len(written(server)) == 2)
     assert server.count("POST") == 3
     assert [count for _, count in written(server)] == [1, 1]
 
@@ -198,9 +200,22 @@ async def test_over_the_limit_the_newest_state_is_written_once_the_hour_is_over(
         other = BAD.replace("0 (GPU-a)", "1 (GPU-b)")
         limited = [(BAD, HOURLY_MAX), (AGAIN, HOURLY_MAX), (other, 1)]
         await until(lambda: written(server) == limited)
+        events.claim_failed(PreparationError("no", "gpu-unavailable", "GPU-a"))  # another kind
+        await until(lambda: len(written(server)) == 4)
+        limited = written(server)
         clock.now = HOUR_S
         put(events, bad("GPU-b", 1))
         await until(lambda: written(server) == [*limited, ("GPU 0 (GPU-a) is gone: NVML does not list it any more", 1)])
+
+
+async def test_claims_that_fail_while_the_api_server_is_away_push_out_no_gpus_event(server: StandInApiServer) -> None:
+    server.canned.append(Canned(503, times=3))
+    async with writing(server) as events:
+        put(events, well())
+        put(events, bad())
+        for _ in range(500):
+            events.claim_failed(PreparationError("the API server did not answer"))
+        await until(lambda: [count for _, count in written(server)] == [1, HOURLY_MAX])
 
 
 async def test_a_refusal_is_said_once_and_ends_nothing(server: StandInApiServer, log: Log) -> None:
