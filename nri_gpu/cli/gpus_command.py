@@ -17,7 +17,7 @@ from nri_gpu.cli.ask_daemon import with_health
 from nri_gpu.cli.follow_daemon import follow, followed_policy
 from nri_gpu.cli.page import Tone
 from nri_gpu.cli.render import answer, gpus_page, lines, transition_lines
-from nri_gpu.daemon.answers import DaemonStatus, FaultStatus, HealthStatus
+from nri_gpu.daemon.answers import DaemonStatus, FaultStatus, HealthStatus, UnitStatus
 from nri_gpu.decision.refusals import why_not
 from nri_gpu.domain.edits import NodeExtra
 from nri_gpu.domain.errors import CommandError, Exit, InventoryError, cause_of
@@ -38,13 +38,16 @@ class MigDeviceLine(MigDescription, frozen=True, kw_only=True, forbid_unknown_fi
 
     profile: as `nvidia-smi -L` writes it, lower case. memory_bytes: of its GPU instance. gpu_instance_minor,
     compute_instance_minor: of its nodes /dev/nvidia-caps/nvidia-capN. unavailable: why it cannot be granted; empty when
-    it can. processes: how many have it open; null where NVML cannot tell. engines: those of the GPU that it has.
+    it can. processes: how many have it open; null where NVML cannot tell. engines: those of the GPU that it has. pool,
+    offered_to: as the GPU's.
     """
 
     index: int
     gpu_instance_minor: int | None
     compute_instance_minor: int | None
     health: HealthStatus
+    pool: str | None
+    offered_to: tuple[str, ...] | None
 
 
 class GpuLine(GpuDescription, frozen=True, kw_only=True, forbid_unknown_fields=False):
@@ -53,7 +56,8 @@ class GpuLine(GpuDescription, frozen=True, kw_only=True, forbid_unknown_fields=F
     memory_bytes: of its framebuffer. arch: compute capability, `9.0`; architecture: its name, `hopper`. cpus: those
     nearest to it, in the kernel's list syntax. unavailable: why it cannot be granted; empty when it can. drm: its nodes
     below /dev/dri. processes: how many have it open. pcie_root: of its PCI tree, `pci0000:c9`. What NVML does not tell
-    is empty or null.
+    is empty or null. pool: in the running daemon's policy; empty: in none. offered_to: how that policy lets new pods
+    have it, `annotation`, `kubelet`, `dra`; both null without a daemon.
     """
 
     arch: str | None
@@ -62,6 +66,8 @@ class GpuLine(GpuDescription, frozen=True, kw_only=True, forbid_unknown_fields=F
     drm: tuple[DrmNode, ...]
     health: HealthStatus
     ecc: Ecc | None
+    pool: str | None
+    offered_to: tuple[str, ...] | None
 
 
 class MajorsLine(Struct, frozen=True):
@@ -186,6 +192,7 @@ def _no_link(path: str, flags: int) -> int:
 def gpus_document(inventory: Inventory, status: DaemonStatus | None = None) -> GpusDocument:
     """Return the document. status: of the running daemon, if there is one."""
     snapshot, majors = status.node if status else None, inventory.majors
+    told = {each.uuid: each for each in status.gpus} if status else {}
     return GpusDocument(
         node=this_node(),
         simulated=inventory.simulated,
@@ -197,7 +204,7 @@ def gpus_document(inventory: Inventory, status: DaemonStatus | None = None) -> G
         extras={extra.value: _extra_line(offer) for extra, offer in inventory.extras.items()},
         modules=inventory.modules,
         snapshot=SnapshotLine(snapshot.inventory_number, snapshot.inventory_age_s) if snapshot else None,
-        gpus=tuple(map(_gpu_line, inventory.gpus)),
+        gpus=tuple(_gpu_line(gpu, told) for gpu in inventory.gpus),
         unlisted=inventory.unlisted,
         faults=convert(inventory.faults, tuple[FaultStatus, ...], from_attributes=True),
         links=inventory.links,
@@ -212,12 +219,15 @@ def _extra_line(offer: NodeExtra) -> ExtraLine:
     return ExtraLine(offer.lacking, nodes, mounts, offer.channels.count if offer.channels else 0)
 
 
-def _gpu_line(gpu: Gpu) -> GpuLine:
+def _gpu_line(gpu: Gpu, told: Mapping[str, UnitStatus]) -> GpuLine:
     """Return a GPU's fields as the inventory names them; `arch` is a text, and signs are in `health`."""
-    parts = [{**to_builtins(part.device), **_state(part)} for part in gpu.parts]
-    changed = {**_state(gpu), "arch": gpu.arch_text or None, "mig": parts}
+    parts = [{**to_builtins(part.device), **_state(part, told)} for part in gpu.parts]
+    changed = {**_state(gpu, told), "arch": gpu.arch_text or None, "mig": parts}
     return convert({**to_builtins(gpu), **changed}, GpuLine)
 
 
-def _state(unit: Unit) -> Mapping[str, object]:
-    return {"unavailable": why_not(unit), "health": to_builtins(HealthStatus.of(unit))}
+def _state(unit: Unit, told: Mapping[str, UnitStatus]) -> Mapping[str, object]:
+    daemons = told.get(unit.uuid)
+    pool, ways = (daemons.pool, daemons.offered_to) if daemons and daemons.offered_to is not None else (None, None)
+    health = to_builtins(HealthStatus.of(unit))
+    return {"unavailable": why_not(unit), "health": health, "pool": pool, "offered_to": ways}

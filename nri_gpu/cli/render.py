@@ -51,7 +51,12 @@ def gpus_page(inventory: Inventory, status: DaemonStatus | None = None) -> list[
     origin = "a topology file" if inventory.simulated else "NVML"
     versions = f"driver {inventory.driver_version or '?'}, CUDA {inventory.cuda_version or '?'}, from {origin}"
     headline = f"{counted(len(inventory.gpus), 'GPU')}, {versions}" + (_snapshot(status.node) if status else "")
+    pools = {each.uuid: each.pool for each in status.gpus if each.pool} if status else {}
     table = Grid(GPU_COLUMNS, tuple(_row(unit) for unit in inventory.units))
+    if pools:
+        rows = zip(table.rows, inventory.units, strict=True)
+        cells = tuple((*row[:-2], pools.get(unit.uuid, "-"), *row[-2:]) for row, unit in rows)
+        table = Grid((*GPU_COLUMNS[:-2], Column("POOL"), *GPU_COLUMNS[-2:]), cells)
     here = [extra for extra, offer in inventory.extras.items() if not offer.lacking]
     lacking = [extra for extra in inventory.extras if extra not in here]
     extras = [f"extras: {', '.join(here)}"] if here else []

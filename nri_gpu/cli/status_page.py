@@ -117,13 +117,19 @@ def refusals_page(status: DaemonStatus, times: Times) -> list[Line | Grid]:
 
 
 def counted(status: DaemonStatus) -> str:
-    """Return `8 GPUs: 3 held, 4 free, 1 unavailable`; a GPU with MIG devices counts as these."""
+    """Return `8 GPUs: 3 held, 4 free, 1 unavailable`; a GPU with MIG devices counts as these.
+
+    A GPU is free if a new pod could have it. What policy offers to nobody is counted apart.
+    """
     with_parts = {gpu.place.partition(":")[0] for gpu in status.gpus if gpu.kind == "mig"}
     units = [gpu for gpu in status.gpus if gpu.place not in with_parts]
     held = sum(bool(gpu.mode or gpu.foreign or gpu.opened_by) for gpu in units)
-    free = sum(not gpu.unavailable and not (gpu.mode or gpu.foreign or gpu.opened_by) for gpu in units)
+    idle = [gpu for gpu in units if not gpu.unavailable and not (gpu.mode or gpu.foreign or gpu.opened_by)]
+    kept = sum(gpu.offered_to == () for gpu in idle)
     all_ = f"{len(units)} GPUs and MIG devices" if with_parts else text.counted(len(units), "GPU")
-    return f"{all_}: {held} held, {free} free, {len(units) - held - free} unavailable"
+    nobodys = f", {kept} offered to nobody" if kept else ""
+    unavailable = len(units) - held - len(idle)
+    return f"{all_}: {held} held, {len(idle) - kept} free, {unavailable} unavailable{nobodys}"
 
 
 def _notes(status: DaemonStatus, times: Times) -> Iterator[str]:

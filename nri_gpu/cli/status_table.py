@@ -22,6 +22,7 @@ GPU: Final = Column("GPU", repeated=True)
 HELD_BY: Final = Column("HELD BY", name=True, repeated=True)
 CONTAINER: Final = Column("CONTAINER", name=True)
 MODEL: Final = Column("MODEL", name=True)
+POOL: Final = Column("POOL", name=True)
 USED: Final = tuple(map(Column, ("MEMORY", "UTIL", "USES", "IDLE")))
 WIDE: Final = tuple(map(Column, ("TEMP", "POWER", "CLOCKS", "UUID", "PCI ADDRESS", "NODE")))
 MEMORY: Final = re.compile(r"\d+GB")  # a word of a model's name
@@ -34,7 +35,7 @@ def status_table(status: DaemonStatus, times: Times, *, wide: bool = False) -> G
     models = short_models([gpu.model for gpu in status.gpus if gpu.kind != "mig"])
     blocks = [(_of_gpu(gpu, {} if wide else models), [*_holders(gpu, status, times)]) for gpu in status.gpus]
     containers = {str(holder["CONTAINER"]) for _, holders in blocks for holder in holders}
-    columns = [GPU, MODEL, Column("MODE"), HELD_BY]
+    columns = [GPU, MODEL, *([POOL] if any(gpu.pool for gpu in status.gpus) else []), Column("MODE"), HELD_BY]
     columns += [CONTAINER] if wide or containers - {USUAL, "-"} else []
     columns.append(Column("SINCE" if wide else "FOR"))
     columns += USED if status.sampling.enabled or any(gpu.usage for gpu in status.gpus) else ()
@@ -104,6 +105,7 @@ def _of_gpu(gpu: UnitStatus, models: Mapping[str, str]) -> Cells:
     return {
         "GPU": Line(f"{'  ' if gpu.kind == 'mig' else ''}{gpu.place}", Tone.HEAD),
         "MODEL": models.get(gpu.model, gpu.model),
+        "POOL": gpu.pool or "-",
         "MODE": _mode(gpu),
         "MEMORY": _of_two(_gib(usage.memory_used_bytes), _gib(usage.memory_total_bytes), " GiB"),
         "UTIL": _with_unit(usage.utilization_percent, "%"),

@@ -304,7 +304,8 @@ class UnitStatus(Struct, frozen=True, kw_only=True):
     place: NVML's index, `1`, of a MIG device `1:0`. unavailable: why a container of another pod could not have it
     exclusively. withheld: why it could be granted to nobody, whoever holds it. foreign: pods of other components.
     monitors: pods that open it and do not hold it. notes: of a GPU, beside its health. pci_bus_id: of the whole GPU.
-    device_node: the one that is its alone, `/dev/nvidia0`; empty where unknown.
+    device_node: the one that is its alone, `/dev/nvidia0`; empty where unknown. pool: in the policy; empty: in none.
+    offered_to: how policy lets new pods have it, `annotation`, `kubelet`, `dra`; None where the daemon is older.
     """
 
     place: str
@@ -325,6 +326,8 @@ class UnitStatus(Struct, frozen=True, kw_only=True):
     usage: GpuUsage | None = None
     pci_bus_id: str = ""
     device_node: str = ""
+    pool: str = ""
+    offered_to: tuple[str, ...] | None = None
 
 
 class FaultStatus(Struct, frozen=True):

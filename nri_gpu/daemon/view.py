@@ -9,6 +9,7 @@ from msgspec import Struct
 from msgspec.structs import asdict
 
 from nri_gpu.daemon import answers
+from nri_gpu.decision.offered import Way, offered_to
 from nri_gpu.decision.overlaps import Conflict, conflicts, granted_twice, overlaps
 from nri_gpu.decision.refusals import opener, why_not
 from nri_gpu.domain.container import ContainerId, FirstProcess
@@ -83,6 +84,7 @@ def status_of(view: View) -> answers.DaemonStatus:
     inventory_fault = inventory.fault or view.inventory_fault
     twice = granted_twice(view.ledger)
     usage, known = view.ledger.usage(), {unit.uuid for unit in inventory.units}
+    ways = offered_to(inventory, view.settings)
     return answers.DaemonStatus(
         runtime=view.connection,
         node=answers.NodeStatus(
@@ -100,7 +102,7 @@ def status_of(view: View) -> answers.DaemonStatus:
         ),
         policy=view.policy,
         kubelet=view.kubelet,
-        gpus=tuple(_unit(unit, usage.get(unit.uuid), view) for unit in inventory.units),
+        gpus=tuple(_unit(unit, usage.get(unit.uuid), ways[unit.uuid], view) for unit in inventory.units),
         faults=tuple(
             answers.FaultStatus(
                 each.index, each.uuid, each.pci_bus_id, each.reason, view.history.since(_DESCRIBED, "", each.index)
@@ -208,8 +210,8 @@ def _claim(claim: PreparedClaim) -> answers.ClaimStatus:
     )
 
 
-def _unit(unit: Unit, usage: Usage | None, view: View) -> answers.UnitStatus:
-    others = tuple(usage.external.values()) if usage else ()
+def _unit(unit: Unit, usage: Usage | None, ways: tuple[Way, ...], view: View) -> answers.UnitStatus:
+    others, pool = tuple(usage.external.values()) if usage else (), view.settings.pool.of(unit)
     return answers.UnitStatus(
         place=unit.place,
         kind="mig" if isinstance(unit, MigPart) else "gpu",
@@ -229,6 +231,8 @@ def _unit(unit: Unit, usage: Usage | None, view: View) -> answers.UnitStatus:
         usage=_gpu_usage(view.usages.units.get(unit.uuid), view),
         pci_bus_id=whole(unit).pci_bus_id,
         device_node=_device_node(unit),
+        pool=pool.name if pool else "",
+        offered_to=ways,
     )
 
 

@@ -12,13 +12,14 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from nri_gpu.decision.mps_seats import MPS_IN_CLUSTER, folder_fault, seat_fault, single_gpu_fault
-from nri_gpu.decision.refusals import by_the_kernel, called, fitting_gpus
+from nri_gpu.decision.placement import find_unit
+from nri_gpu.decision.refusals import by_the_kernel, called, fitting_gpus, in_pool
 from nri_gpu.domain.allocation import Allocated
 from nri_gpu.domain.container import Container, ContainerId
 from nri_gpu.domain.decision import Code, Grant, Reason
 from nri_gpu.domain.edits import NO_EXTRAS, Extras
 from nri_gpu.domain.gpu import Capabilities, Capability, Gpu, GpuUuid, Unit, closure
-from nri_gpu.domain.gpu_request import Claim, Count, Everything, MigProfiles, Mode
+from nri_gpu.domain.gpu_request import Claim, Count, Devices, Everything, MigProfiles, Mode
 from nri_gpu.domain.mps import Seat
 from nri_gpu.domain.node import DriverFiles, Inventory, Node
 from nri_gpu.domain.text import counted, quoted
@@ -191,6 +192,7 @@ class Candidates(Struct, frozen=True):
     full: Mapping[GpuUuid, tuple[int, str]] = {}
     no_seat: Mapping[GpuUuid, Reason] = {}  # GPUs whose MPS daemon has no room for the request, each with why
     kubelet_only: str = ""  # what to do if only the kubelet allocates the GPUs that are left out, or empty
+    kept: Reason | None = None  # why the request cannot have a GPU that it names and that is left out, or None
 
     @classmethod
     def of(cls, asked: Eligible, container: Container, inventory: Inventory, others: Mapping[GpuUuid, Usage]) -> Self:
@@ -203,12 +205,15 @@ class Candidates(Struct, frozen=True):
         fitting = fitting_gpus(inventory, claim.selectors) if asked.seat and isinstance(claim.wanted, Count) else ()
         no_seat = _seat_faults(asked, others, fitting)
         left = _without(inventory, closed.keys() | full.keys() | no_seat.keys())
-        return cls(left, closed, full, no_seat, "" if left.gpus else _kubelet_only(asked, container, closed))
+        kubelet_only = "" if left.gpus else _kubelet_only(asked, container, closed)
+        return cls(left, closed, full, no_seat, kubelet_only, _kept(claim, inventory, closed))
 
     def explained(self, reason: Reason) -> Reason:
         """Add what was left out to the refusal if there is room: the refusal's end says what to do."""
         if self.kubelet_only:
             return Reason(reason.code, self.kubelet_only)
+        if self.kept and reason.code is Code.NO_SUCH_GPU:
+            return self.kept
         if self.no_seat and reason.code in (Code.NO_SUCH_GPU, Code.GPU_BUSY):
             return next(iter(self.no_seat.values()))  # explains more than what is left
         said = "; ".join(filter(None, (self._pools(), self._full())))
@@ -276,6 +281,14 @@ def _kubelet_only(asked: Eligible, container: Container, closed: Mapping[GpuUuid
     namespace = quoted(container.pod.namespace)
     left_out = opt_out(asked.claim.key, container.name)
     return f"every GPU that {namespace} may have here is in pool {quoted(pools[0])}, which only {how}{left_out}"
+
+
+def _kept(claim: Claim, inventory: Inventory, closed: Mapping[GpuUuid, Pool | None]) -> Reason | None:
+    """Return why the first named GPU that is closed cannot be had, or None."""
+    names = claim.wanted.ids if closed and isinstance(claim.wanted, Devices) else ()
+    named = (find_unit(each, inventory, kubelet=claim.kubelet) for each in names)
+    kept = next((unit for unit in named if not isinstance(unit, Reason) and unit.uuid in closed), None)
+    return in_pool(kept, pool.name if (pool := closed[kept.uuid]) else "") if kept else None
 
 
 def _seat_faults(asked: Eligible, others: Mapping[GpuUuid, Usage], units: Iterable[Unit]) -> Mapping[GpuUuid, Reason]:

@@ -184,7 +184,7 @@ def _named(
 ) -> tuple[Unit, ...] | Reason:
     chosen: dict[GpuUuid, Unit] = {}
     for wanted in ids:
-        unit = _find(wanted, inventory, kubelet=claim.kubelet)
+        unit = find_unit(wanted, inventory, kubelet=claim.kubelet)
         if isinstance(unit, Reason):
             return unit
         if why := why_not(unit, admin=claim.admin):
@@ -197,7 +197,7 @@ def _named(
     return tuple(sorted(chosen.values(), key=nvml_order))
 
 
-def _find(wanted: str, inventory: Inventory, *, kubelet: bool) -> Unit | Reason:
+def find_unit(wanted: str, inventory: Inventory, *, kubelet: bool) -> Unit | Reason:
     """Find a unit by NVML index, PCI bus id, UUID or its unambiguous beginning.
 
     A MIG device is found by both indices or by its UUID, too.

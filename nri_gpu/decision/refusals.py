@@ -25,7 +25,7 @@ from nri_gpu.domain.gpu_request import (
     Selector,
 )
 from nri_gpu.domain.node import Inventory
-from nri_gpu.domain.text import clipped, counted, listed
+from nri_gpu.domain.text import clipped, counted, listed, quoted
 from nri_gpu.ledger.holders import ExternalAllocation, Releasing, Usage
 
 IN_MIG_MODE: Final = "it is in MIG mode"  # so only its MIG devices can be
@@ -125,6 +125,18 @@ def unknown(wanted: str, inventory: Inventory, *, kubelet: bool = False) -> Reas
     indices = named_few([str(gpu.index) for gpu in inventory.gpus], INDICES_SHOWN)
     has = f"GPUs {indices}" if indices else "no GPUs"
     return Reason(Code.NO_SUCH_GPU, f"this node has no GPU {wanted!r}; it has {has}{grantable}{cure}")
+
+
+def in_pool(unit: Unit, pool: str) -> Reason:
+    """Refuse: the unit is named, and the container is not offered it. pool: the unit's; empty: it is in none."""
+    where = (
+        f"in pool {quoted(pool)}, which is kept for others" if pool else "in no pool, and the policy's rule names pools"
+    )
+    return Reason(
+        Code.NOT_ALLOWED,
+        f"{called(unit)} is {where}",
+        cure="name another GPU, or have the policy open it to this pod's namespace",
+    )
 
 
 def ambiguous(wanted: str, found: int) -> Reason:

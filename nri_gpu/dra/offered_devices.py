@@ -13,10 +13,11 @@ from collections.abc import Iterable, Iterator, Mapping
 from typing import Final
 
 from nri_gpu.decision.eligible import node_fault
+from nri_gpu.decision.offered import is_allocatable
 from nri_gpu.decision.overlaps import overlaps
 from nri_gpu.decision.refusals import IN_MIG_MODE, why_not
 from nri_gpu.decision.topology import Topology, split, topology_of
-from nri_gpu.domain.gpu import FabricState, Gpu, GpuUuid, MigPart, Unit, closure, health_of, is_compute_slice, whole
+from nri_gpu.domain.gpu import FabricState, Gpu, GpuUuid, MigPart, Unit, closure, health_of, whole
 from nri_gpu.domain.gpu import slices as slices_of
 from nri_gpu.domain.gpu_request import Mode
 from nri_gpu.domain.node import Inventory, Node
@@ -135,12 +136,10 @@ def _condition(gpu: Gpu) -> GpuCondition:
 
 def _units(inventory: Inventory, policy: Policy, pool: str) -> Iterator[Unit]:
     """Yield what is offered, in order: whole GPUs, then MIG devices, GPU by GPU."""
-    gpus = ((place, gpu) for place, gpu in enumerate(inventory.gpus) if not gpu.mig_enabled)
-    whole_gpus = tuple(place for place, gpu in gpus if policy.pool.offers(gpu, pool))
+    fits = (is_allocatable(gpu) and policy.pool.offers(gpu, pool) for gpu in inventory.gpus)
+    whole_gpus = tuple(place for place, fit in enumerate(fits) if fit)
     yield from (inventory.gpus[place] for place in _nested(topology_of(inventory), whole_gpus))
-    for part in inventory.parts:
-        if part.gpu.mig_enabled and not is_compute_slice(part.device.profile) and policy.pool.offers(part, pool):
-            yield part
+    yield from (part for part in inventory.parts if is_allocatable(part) and policy.pool.offers(part, pool))
 
 
 def _nested(topology: Topology, places: tuple[int, ...]) -> tuple[int, ...]:

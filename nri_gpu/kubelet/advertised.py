@@ -11,22 +11,22 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from nri_gpu.decision.eligible import node_fault
+from nri_gpu.decision.offered import kubelet_resources
 from nri_gpu.decision.overlaps import overlaps
 from nri_gpu.decision.refusals import why_not
 from nri_gpu.decision.topology import Surroundings, choose, topology_of
 from nri_gpu.domain.allocation import REPLICA, AllocatedDevice
 from nri_gpu.domain.errors import NriGpuError
-from nri_gpu.domain.gpu import Gpu, GpuUuid, MigPart, Unit, closure, is_compute_slice, nvml_order, whole
+from nri_gpu.domain.gpu import GpuUuid, MigPart, Unit, closure, nvml_order, whole
 from nri_gpu.domain.gpu_request import Strategy
 from nri_gpu.domain.node import Node
 from nri_gpu.domain.text import shown
 from nri_gpu.kubelet.allocations import KubeletTokens, held_by_others
 from nri_gpu.kubelet.required_device import RequiredDevice, token_key, write_token
-from nri_gpu.policy.kubelet_settings import KubeletSettings, MigStrategy
+from nri_gpu.policy.kubelet_settings import KubeletSettings
 from nri_gpu.policy.select import stale_fault
 from nri_gpu.system.state import NodeState
 
-SHARED: Final = ".shared"
 NOT_CONNECTED: Final = "nri-gpu is not connected to the container runtime, so pods would start without their GPUs"
 OFFERED_TWICE: Final = (
     "nri-gpu started with dra.enabled and kubelet.enabled and without a usable policy that gives each its own pool, so "
@@ -207,22 +207,7 @@ class AdvertisedDevices:
 
     def _units(self) -> Mapping[str, tuple[Unit, ...]]:
         """Map each resource to its GPUs and MIG devices."""
-        inventory = self._node_state.node.inventory
-        suffix = SHARED if self.shared and self.settings.rename else ""
-        main = self.settings.resource + suffix
-        gpus, strategy = inventory.gpus, self.settings.mig_strategy
-        found: dict[str, list[Unit]] = {main: []}
-        if strategy is MigStrategy.MIXED:
-            found[main] += [gpu for gpu in gpus if not gpu.mig_enabled]
-            for part in inventory.parts:
-                if part.gpu.mig_enabled and not is_compute_slice(part.device.profile):
-                    found.setdefault(_mig_resource(main, part.device.profile) + suffix, []).append(part)
-        elif strategy is MigStrategy.SINGLE and any(gpu.mig_enabled for gpu in gpus):
-            found[main] += inventory.parts if _are_alike(gpus) else ()
-        else:
-            found[main] += gpus
-        pools, pool = self._node_state.policy.pool, self.settings.pool
-        return {name: tuple(unit for unit in units if pools.offers(unit, pool)) for name, units in found.items()}
+        return kubelet_resources(self._node_state.node.inventory, self.settings, self._node_state.policy.pool)
 
     def _lost(self, resource: str, found: Sequence[Device]) -> tuple[Device, ...]:
         """Return devices advertised before whose GPU is gone while the driver has a fault: they stay, unhealthy."""
@@ -257,16 +242,6 @@ def _check(resource: str, ids: Sequence[str], advertised: Mapping[str, Device]) 
                 f"{name} of {resource} cannot be allocated: {why[:WHY_SHOWN_MAX].rstrip('.')}; try again."
             )
         seen.add(id_)
-
-
-def _mig_resource(resource: str, profile: str) -> str:
-    """Name a profile's resource, as `nvidia.com/mig-1g.10gb.me`: a resource's name may hold no `+`."""
-    return f"{resource.partition('/')[0]}/mig-{profile.replace('+', '.')}"
-
-
-def _are_alike(gpus: Sequence[Gpu]) -> bool:
-    """Return whether MIG strategy `single` fits: each GPU is in MIG mode, no GPU is empty, and all have one profile."""
-    return all(gpu.mig_enabled and gpu.mig for gpu in gpus) and len({d.profile for gpu in gpus for d in gpu.mig}) == 1
 
 
 def _one_by_one(units: Mapping[str, Unit], ids: Sequence[str], number: int, *, fullest: bool) -> tuple[str, ...]:

@@ -172,7 +172,8 @@ def pools_among_themselves(policy: Policy) -> Iterator[Finding]:
                 "its GPUs, too: set dra.pool to another pool",
                 "dra.pool",
             )
-        if pool.name in named or (pool.namespaces and pool.namespaces.patterns) or any(given.values()):
+        all_to = any(each.enabled and not each.pool for each in (policy.kubelet, policy.dra))
+        if all_to or pool.name in named or (pool.namespaces and pool.namespaces.patterns) or any(given.values()):
             continue
         if given:
             section = next(iter(given))

@@ -265,6 +265,16 @@ def allocates_all(policy: Policy) -> bool:
     return closed and every and not (policy.fault or environment or policy.kubelet.injects_external)
 
 
+def is_opened(policy: Policy, pool: Pool | None) -> bool:
+    """Return whether some container may have GPUs of that pool, or of no pool, by an annotation."""
+    rules, lists = [rule for rule in policy.rule.rules if rule.allow], policy.namespaces
+    if pool and any(rule.pool and pool.name in rule.pool.patterns for rule in rules):
+        return True
+    if pool and not (pool.namespaces or NOTHING).patterns:
+        return False
+    return any(rule.pool is None for rule in rules) or bool(lists.allow.patterns and "*" not in lists.deny.patterns)
+
+
 def _not_listed(patterns: int) -> str:
     if patterns == 0:
         return "namespaces.allow is empty"

@@ -22,6 +22,7 @@ from nri_gpu.domain.health import Health, HealthState
 from nri_gpu.host.kernel_view import HostFolders
 from nri_gpu.inventory.nvml_source import NvmlSource
 from nri_gpu.inventory.topology_file import load_topology
+from nri_gpu.policy.read import parse_policy
 from tests.support import builders as make
 from tests.support.daemon import FOUR_GPUS, TOPOLOGIES
 from tests.support.kernel import make_information, make_pci
@@ -143,7 +144,9 @@ def test_a_recording_can_be_printed(shown: Shown, tmp_path: Path, monkeypatch: p
 def status(gpu: Gpu, number: int = 7, age_s: float | None = 3.4) -> DaemonStatus:
     """The answer of a daemon that considers this GPU bad."""
     bad = replace(gpu, unavailable="bad since then because of XID 79", health=Health(HealthState.BAD, 5.0, "XID 79", 1))
-    return status_of(view(node=replace(make.node([bad]), number=number), inventory_age_s=age_s))
+    policy = parse_policy({"pool": [{"name": "big", "model": "*"}], "dra": {"enabled": True, "pool": "big"}}, "p.toml")
+    seen = view(node=replace(make.node([bad]), number=number), inventory_age_s=age_s, settings=policy)
+    return status_of(seen)
 
 
 def test_with_a_daemon_its_snapshot_and_its_health(shown: Shown, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -156,6 +159,8 @@ def test_with_a_daemon_its_snapshot_and_its_health(shown: Shown, monkeypatch: py
     document = shown(FOUR_GPUS, *daemon, "-o", "json").document
     assert document["snapshot"] == {"number": 7, "age_s": 3.4}
     assert document["gpus"][0]["unavailable"] == "bad since then because of XID 79"
+    ways = [(each["pool"], each["offered_to"]) for each in document["gpus"]]
+    assert ways[:2] == [("big", ["dra"]), (None, None)]  # of which the daemon does not say
     monkeypatch.setattr(ask_daemon, "ask", lambda *_: status(first, 1, None))
     assert "is number 1, not confirmed yet\n" in shown(FOUR_GPUS, *daemon).out
 

@@ -24,11 +24,12 @@ from nri_gpu.daemon.view import status_of
 from nri_gpu.domain.errors import Exit
 from nri_gpu.domain.gpu_request import Mode
 from nri_gpu.inventory.topology_file import load_topology
+from nri_gpu.policy.read import parse_policy
 from tests.support import builders as make
 from tests.support.daemon import FOUR_GPUS
 from tests.support.goldens import compare
 from tests.support.terminal import on_terminal
-from tests.support.views import NOW, view
+from tests.support.views import NOW, OTHER, TRAIN, view
 from tests.unit.cli.conftest import daemon
 from tests.unit.cli.printed import (
     CHECKED,
@@ -190,6 +191,33 @@ def test_a_pipe_may_end_in_a_terminal_too() -> None:
 
 def test_colour_tells_troubles_apart() -> None:
     assert (of_trouble(WHY), of_trouble("it is in MIG mode")) == (Tone.BAD, Tone.PLAIN)
+
+
+def test_what_is_offered_to_nobody_is_not_free() -> None:
+    """But what is held counts as held, and an older daemon's GPUs, of which it does not say, as free."""
+    policy = parse_policy({"pool": [{"name": "kept", "device": ["0", "1", "2"]}]}, "p.toml")
+    held = status_of(view(make.ledger(make.entry(1, to=TRAIN)), settings=policy))
+    assert counted(held) == "4 GPUs: 1 held, 1 free, 0 unavailable, 2 offered to nobody"
+    older = replace(held, gpus=tuple(replace(gpu, offered_to=None) for gpu in held.gpus))
+    assert counted(older) == "4 GPUs: 1 held, 3 free, 0 unavailable"
+
+
+def test_pools_have_a_column_where_the_policy_has_some() -> None:
+    mig = make.node([make.gpu(0), make.mig_gpu(1, ("1g.5gb",))])
+    policy = parse_policy({"pool": [{"name": "small", "mig": ["1g.5gb"]}]}, "p.toml")
+    shared = [make.entry(0, to=each, mode=Mode.SHARED) for each in (TRAIN, OTHER)]
+    status = status_of(view(make.ledger(*shared), mig, settings=policy))
+
+    def column(page: Page) -> list[str]:
+        grid = next(each for each in page if isinstance(each, Grid))
+        at = [each.head for each in grid.columns].index("POOL")
+        return [str(row[at]) for row in grid.rows]
+
+    assert column(status_page(status, NOW)) == ["-", "", "-", "small"]  # without one: a GPU's second holder
+    assert column(gpus_page(mig.inventory, status)) == ["-", "-", "small"]
+    without = status_of(view())
+    for page in (status_page(without, NOW), gpus_page(mig.inventory), gpus_page(mig.inventory, without)):
+        assert "POOL" not in plain(page)
 
 
 def test_the_glance_counts_each_gpu_once() -> None:

@@ -18,6 +18,7 @@ from nri_gpu.domain.sample import UnitSample
 from nri_gpu.ledger.holders import Releasing
 from nri_gpu.ledger.ledger import GrantPhase, Ledger
 from nri_gpu.ledger.reservations import reservation_of
+from nri_gpu.policy.read import parse_policy
 from nri_gpu.usage.idle import HolderLook, HolderUse, IdleSince
 from nri_gpu.usage.usage_controller import SampledUnit, Usages
 from tests.support import builders as make
@@ -60,6 +61,14 @@ def test_every_gpu_is_there_and_free() -> None:
     said = status_json(view())
     assert [each["place"] for each in said["gpus"]] == ["0", "1", "2", "3"]
     assert not any(each["unavailable"] or each["holders"] for each in said["gpus"])
+
+
+def test_each_gpu_has_its_pool_and_the_ways_to_it() -> None:
+    policy = parse_policy(
+        {"pool": [{"name": "c", "device": ["1"]}], "kubelet": {"enabled": True, "pool": "c"}}, "p.toml"
+    )
+    found = status_json(view(settings=policy))["gpus"]
+    assert [(each["pool"], each["offered_to"]) for each in found[:2]] == [("", ["annotation"]), ("c", ["kubelet"])]
 
 
 def test_a_holder_with_its_mode_and_since_when() -> None:

@@ -150,15 +150,15 @@ POOLED: dict[str, tuple[Raw, Node, str, str, str]] = {
     "all, outside of all pools": ({"pool": POOLS}, NODE, "all", "ml", "3"),
     "all, of the first pool": ({"pool": POOLS}, NODE, "all", "prod-a", "0 1 3"),
     "all, of a later pool, which has what the first left": ({"pool": POOLS}, NODE, "all", "late", "2 3"),
-    "a GPU of others' pool": (
+    "by a selector, outside of all pools": (
         {"pool": POOLS},
         NODE,
-        "device=0",
+        "1;model=*",
         "ml",
-        'it has GPUs 3 (not offered here: 3 in pool "prod", "late", kept for others).',
+        "3",
     ),
     "a rule opens a pool": ({"pool": POOLS, "rule": TO_LATE}, NODE, "all", "guest", "2"),
-    "and keeps to it": ({"pool": POOLS, "rule": TO_LATE}, NODE, "device=3", "guest", "kept for others"),
+    "and keeps to it": ({"pool": POOLS, "rule": TO_LATE}, NODE, "4", "guest", "kept for others"),
     "where only the kubelet allocates": (KUBELETS, NODE, "1", "ml", TO_KUBELET),
     "a GPU where only the kubelet allocates": (KUBELETS, NODE, "device=0", "ml", TO_KUBELET),
     "by MPS, where only the kubelet allocates": (
@@ -175,7 +175,6 @@ POOLED: dict[str, tuple[Raw, Node, str, str, str]] = {
     "another profile of the same GPU": (BY_PROFILE, MIXED, "mig=3g.20gb", "ml", "2:2"),
     "with a GPU go its MIG devices": (BY_GPU, MIXED, "mig=3g.20gb", "ml", "kept for others"),
     "to whom the GPU is open": (BY_GPU, MIXED, "mig=3g.20gb", "x", "2:2"),
-    "one MIG device of others": (ONE_PART, MIXED, "device=2:1", "ml", "kept for others"),
 }
 
 
@@ -189,6 +188,49 @@ def test_pools(raw: Raw, node: Node, claim: str, namespace: str, expected: str) 
             make.mig_uuid(*map(int, at.split(":"))) if ":" in at else make.uuid(int(at)) for at in expected.split()
         ]
         assert gpus(container, using, node) == uuids
+
+
+# What is named, its namespace, and what it is.
+CLOSED: dict[str, tuple[Raw, Node, str, str, str]] = {
+    "a GPU of others' pool": ({"pool": POOLS}, NODE, "device=0", "ml", f'GPU 0 ({make.uuid(0)}) is in pool "prod", '),
+    "after one that is open": (
+        {"pool": POOLS},
+        NODE,
+        "device=3,2",
+        "ml",
+        f'GPU 2 ({make.uuid(2)}) is in pool "late", ',
+    ),
+    "by its UUID": (
+        {"pool": POOLS},
+        NODE,
+        f"device={make.uuid(1)}",
+        "x",
+        'is in pool "prod", which is kept for others',
+    ),
+    "a MIG device of others": (ONE_PART, MIXED, "device=2:1", "ml", "MIG device 2:1 (MIG-"),
+    "of no pool, where a rule names one": (
+        {"pool": POOLS, "rule": TO_LATE},
+        NODE,
+        "device=3",
+        "guest",
+        "is in no pool, and the policy's rule names pools",
+    ),
+}
+
+
+@pytest.mark.parametrize(("raw", "node", "claim", "namespace", "said"), CLOSED.values(), ids=CLOSED)
+def test_a_named_gpu_that_is_kept_for_others_is_not_said_to_be_missing(
+    raw: Raw, node: Node, claim: str, namespace: str, said: str
+) -> None:
+    refused_with = refusal(asks(claim, namespace=namespace), policy(**raw), Code.NOT_ALLOWED, node)
+    assert said in refused_with
+    assert "open it to this pod's namespace" in refused_with
+    assert not any(each in refused_with for each in ("this node has no", "prod-*"))  # nor for whom
+
+
+def test_a_gpu_that_is_not_there_is_not_one_that_is_kept() -> None:
+    said = refusal(asks("device=9"), policy(pool=POOLS), Code.NO_SUCH_GPU)
+    assert "this node has no GPU '9'; it has GPUs 3 (not offered here: 3 in pool" in said
 
 
 def test_a_pool_has_its_own_number_of_sharers() -> None:

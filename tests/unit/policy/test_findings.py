@@ -44,6 +44,11 @@ QUIET: dict[str, Raw] = {
         "namespaces": {"allow": ["a"]},
         "health": {"ignored_xids": [13, 48], "fatal_xids": [79, 31]},
     },
+    "a pool of a kubelet that has every GPU": {
+        "namespaces": {"allow": ["a"]},
+        "pool": [{"name": "a", "device": ["0"]}],
+        "kubelet": {"enabled": True},
+    },
     "metrics for this host": {"namespaces": {"allow": ["a"]}, "metrics": {"listen": "127.0.0.1:9464"}},
     "a stage that is not public": {"namespaces": {"allow": ["a"]}, "driver": {"stage_dir": "/tmpfs/stage"}},
 }
