@@ -15,6 +15,7 @@ from nri_gpu.cli.follow_daemon import topology_of
 from nri_gpu.cli.page import Line, Tone
 from nri_gpu.cli.render import answer, lines, titled
 from nri_gpu.cli.status_page import fail_closed
+from nri_gpu.decision.offered import kubelet_offer
 from nri_gpu.doctor.daemon_checks import guard_finding, policy_findings, registration_findings
 from nri_gpu.doctor.driver_checks import lacking
 from nri_gpu.doctor.examined import Examined
@@ -87,11 +88,15 @@ def run(args: argparse.Namespace) -> int:
         return _faults(args, error.faults, options, Exit.PERMISSION if denied else Exit.CONFIGURATION)
     if policy.empty_tables:
         return _faults(args, policy.empty_tables, options, Exit.FINDING)
+    try:
+        of_gpus = _of_gpus(policy, args.gpus)
+    except PolicyError as error:
+        return _faults(args, error.faults, options, Exit.CONFIGURATION)
     seen = Examined(policy=policy, status=status, state_dir=state_dir, in_pod=in_pod())
     found = (
         *file_advice(Path(args.file or DEFAULT_PATH)),
         *policy_findings(seen),
-        *_of_gpus(policy, args.gpus),
+        *of_gpus,
         *(() if args.gpus else _of_driver(policy)),
         *loader_findings(seen),
         *node_advice(policy),
@@ -133,7 +138,10 @@ def _forget(*files: Path | None) -> None:
 
 
 def _of_gpus(policy: Policy, topology: str | None) -> tuple[Finding, ...]:
-    """Return advice on pools and limits for the GPUs of this node or file. Raises: InventoryError, of the file."""
+    """Return advice on pools and limits for the GPUs of this node or file.
+
+    Raises: InventoryError, of the file; PolicyError: resources of the kubelet do not go with these GPUs.
+    """
     if not topology and not policy.pool.pools:
         return ()  # not worth waking the driver
     try:
@@ -148,6 +156,8 @@ def _of_gpus(policy: Policy, topology: str | None) -> tuple[Finding, ...]:
                 "the pools",
             ),
         )
+    if fault := kubelet_offer(inventory, policy.kubelet, policy.pool).fault:
+        raise PolicyError((Fault(policy.source, "kubelet.resources", fault),))
     return (*_former(topology), *advise_for(policy, inventory))
 
 

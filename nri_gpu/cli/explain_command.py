@@ -175,7 +175,7 @@ def _notes(listed: ManifestContainer, decision: Decision, policy: Policy, *, wai
 
 def _is_of_gpus(resource: str, policy: Policy) -> bool:
     kubelet = policy.kubelet
-    known = ("nvidia.com", kubelet.resource.partition("/")[0])
+    known = ("nvidia.com", *(name.partition("/")[0] for name in kubelet.names))
     return resource.partition("/")[0] in known or kubelet.inject_for.match(resource)
 
 

@@ -36,7 +36,7 @@ from nri_gpu.ledger.apply import apply, cleared_for
 from nri_gpu.ledger.events import ClaimPrepared, Created, DevicesAllocated, Gone, LedgerEvent, Rules
 from nri_gpu.plugin.read_allocation import AllocationFacts, read_allocation
 from nri_gpu.policy.dra_settings import dra_faults
-from nri_gpu.policy.kubelet_settings import FailClosed, MigStrategy
+from nri_gpu.policy.kubelet_settings import FailClosed, KubeletSettings, MigStrategy
 from nri_gpu.policy.model import Policy
 from nri_gpu.request.environment import VARIABLE
 from nri_gpu.system.state import NodeState
@@ -80,7 +80,7 @@ class PlayedNode:
             self._external.pods = KubeletPods()
         required = RequiredDevice(settings)  # without a runtime it is never written
         self._ours = AdvertisedDevices(settings, self._state, self, required, connected=True)
-        nvidia = replace(settings, resource=NVIDIA, mig_strategy=MigStrategy.MIXED, replicas=1, rename=False, pool="")
+        nvidia = KubeletSettings(resource=NVIDIA, mig_strategy=MigStrategy.MIXED)
         self._theirs = AdvertisedDevices(nvidia, self._state, self, required, connected=True)
         self._in_use: dict[str, set[str]] = defaultdict(set)  # ids, of each resource
         self._tokens: dict[ContainerId, dict[str, str]] = defaultdict(dict)  # that Allocate answered

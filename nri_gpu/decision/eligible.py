@@ -13,7 +13,7 @@ from msgspec.structs import replace
 
 from nri_gpu.decision.mps_seats import MPS_IN_CLUSTER, folder_fault, seat_fault, single_gpu_fault
 from nri_gpu.decision.placement import find_unit
-from nri_gpu.decision.refusals import by_the_kernel, called, fitting_gpus, in_pool
+from nri_gpu.decision.refusals import by_the_kernel, called, fitting_gpus, in_pool, named_few
 from nri_gpu.domain.allocation import Allocated
 from nri_gpu.domain.container import Container, ContainerId
 from nri_gpu.domain.decision import Code, Grant, Reason
@@ -34,6 +34,7 @@ from nri_gpu.request.annotation import opt_out
 from nri_gpu.request.environment import VARIABLE
 
 _POOLS_SHOWN: Final = 3
+_RESOURCES_SHOWN: Final = 2  # with their pools, in a refusal that says much else
 
 
 class Eligible(Struct, frozen=True):
@@ -206,7 +207,7 @@ class Candidates(Struct, frozen=True):
         no_seat = _seat_faults(asked, others, fitting)
         left = _without(inventory, closed.keys() | full.keys() | no_seat.keys())
         kubelet_only = "" if left.gpus else _kubelet_only(asked, container, closed)
-        return cls(left, closed, full, no_seat, kubelet_only, _kept(claim, inventory, closed))
+        return cls(left, closed, full, no_seat, kubelet_only, _kept(asked, inventory, closed))
 
     def explained(self, reason: Reason) -> Reason:
         """Add what was left out to the refusal if there is room: the refusal's end says what to do."""
@@ -264,14 +265,16 @@ def over_limit(
 
 
 def _kubelet_only(asked: Eligible, container: Container, closed: Mapping[GpuUuid, Pool | None]) -> str:
-    """Return what to do if all closed GPUs are in one pool, the kubelet's or that of ResourceClaims, else empty."""
+    """Return what to do if all closed GPUs are in pools of the kubelet, or in that of ResourceClaims, else empty."""
     kubelet, dra = asked.terms.policy.kubelet, asked.terms.policy.dra
-    pools = [pool.name for pool in closed.values() if pool is not None]
-    if kubelet.enabled and {kubelet.pool} == {*pools} and asked.mode is Mode.MPS:
+    pools = dict.fromkeys(pool.name for pool in closed.values() if pool is not None)
+    of_kubelet = kubelet.enabled and pools and kubelet.pools.issuperset(pools)
+    if of_kubelet and asked.mode is Mode.MPS:
         how = f"the kubelet allocates from, and never in mode=mps: {MPS_IN_CLUSTER}"
-    elif kubelet.enabled and {kubelet.pool} == {*pools}:
+    elif of_kubelet:
+        resources = " or ".join(f"{kubelet.resource_of(each)}{kubelet.suffix}" for each in [*pools][:_RESOURCES_SHOWN])
         how = (
-            f"the kubelet allocates from: write {kubelet.resource} into the container's resources.limits, and keep the "
+            f"the kubelet allocates from: write {resources} into the container's resources.limits, and keep the "
             "annotation for capabilities= and the like, which shape what the kubelet allocates"
         )
     elif dra.enabled and {dra.pool} == {*pools}:
@@ -280,15 +283,20 @@ def _kubelet_only(asked: Eligible, container: Container, closed: Mapping[GpuUuid
         return ""
     namespace = quoted(container.pod.namespace)
     left_out = opt_out(asked.claim.key, container.name)
-    return f"every GPU that {namespace} may have here is in pool {quoted(pools[0])}, which only {how}{left_out}"
+    where = named_few(map(quoted, pools), _RESOURCES_SHOWN)
+    return f"every GPU that {namespace} may have here is in pool {where}, which only {how}{left_out}"
 
 
-def _kept(claim: Claim, inventory: Inventory, closed: Mapping[GpuUuid, Pool | None]) -> Reason | None:
+def _kept(asked: Eligible, inventory: Inventory, closed: Mapping[GpuUuid, Pool | None]) -> Reason | None:
     """Return why the first named GPU that is closed cannot be had, or None."""
+    claim, kubelet = asked.claim, asked.terms.policy.kubelet
     names = claim.wanted.ids if closed and isinstance(claim.wanted, Devices) else ()
-    named = (find_unit(each, inventory, kubelet=claim.kubelet) for each in names)
-    kept = next((unit for unit in named if not isinstance(unit, Reason) and unit.uuid in closed), None)
-    return in_pool(kept, pool.name if (pool := closed[kept.uuid]) else "") if kept else None
+    for unit in (find_unit(each, inventory, kubelet=claim.kubelet) for each in names):
+        if not isinstance(unit, Reason) and unit.uuid in closed:
+            name = pool.name if (pool := closed[unit.uuid]) else ""
+            of_kubelet = kubelet.enabled and name in kubelet.pools
+            return in_pool(unit, name, f"{kubelet.resource_of(name)}{kubelet.suffix}" if of_kubelet else "")
+    return None
 
 
 def _seat_faults(asked: Eligible, others: Mapping[GpuUuid, Usage], units: Iterable[Unit]) -> Mapping[GpuUuid, Reason]:

@@ -4,16 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from enum import StrEnum
-from typing import Final
 
-from nri_gpu.domain.gpu import Gpu, GpuUuid, MigPart, Unit, is_compute_slice
+from msgspec import Struct
+
+from nri_gpu.decision.refusals import counted
+from nri_gpu.domain.gpu import Gpu, GpuUuid, MigPart, Unit, is_compute_slice, whole
 from nri_gpu.domain.node import Inventory
-from nri_gpu.policy.kubelet_settings import KubeletSettings, MigStrategy
+from nri_gpu.policy.kubelet_settings import KubeletSettings, MigStrategy, mig_resource
 from nri_gpu.policy.model import Policy
 from nri_gpu.policy.rules import PoolList
 from nri_gpu.policy.select import is_opened
-
-SHARED: Final = ".shared"
 
 
 class Way(StrEnum):
@@ -27,10 +27,10 @@ class Way(StrEnum):
 def offered_to(inventory: Inventory, policy: Policy) -> Mapping[GpuUuid, tuple[Way, ...]]:
     """Map each GPU and MIG device to the ways by which policy lets some new pod have it, whatever its health."""
     pools, dra = policy.pool, policy.dra
-    counted = kubelet_resources(inventory, policy.kubelet, pools) if policy.kubelet.enabled else {}
+    of_kubelet = kubelet_offer(inventory, policy.kubelet, pools).resources if policy.kubelet.enabled else {}
     ways = {
         Way.ANNOTATION: {unit.uuid for unit in inventory.units if is_opened(policy, pools.of(unit))},
-        Way.KUBELET: {unit.uuid for units in counted.values() for unit in units},
+        Way.KUBELET: {unit.uuid for units in of_kubelet.values() for unit in units},
         Way.DRA: {
             unit.uuid
             for unit in inventory.units
@@ -47,28 +47,54 @@ def is_allocatable(unit: Unit) -> bool:
     return not unit.mig_enabled
 
 
-def kubelet_resources(
-    inventory: Inventory, settings: KubeletSettings, pools: PoolList
-) -> Mapping[str, tuple[Unit, ...]]:
-    """Map each resource of the device plugin to its GPUs and MIG devices, in NVML's order."""
-    suffix = SHARED if settings.replicas > 1 and settings.rename else ""
-    main = settings.resource + suffix
-    gpus, strategy = inventory.gpus, settings.mig_strategy
-    found: dict[str, list[Unit]] = {main: []}
-    if strategy is MigStrategy.MIXED:
-        found[main] += [gpu for gpu in gpus if is_allocatable(gpu)]
-        for part in filter(is_allocatable, inventory.parts):
-            found.setdefault(_mig_resource(main, part.device.profile) + suffix, []).append(part)
-    elif strategy is MigStrategy.SINGLE and any(gpu.mig_enabled for gpu in gpus):
-        found[main] += inventory.parts if _are_alike(gpus) else ()
-    else:
-        found[main] += gpus
-    return {name: tuple(unit for unit in units if pools.offers(unit, settings.pool)) for name, units in found.items()}
+class KubeletOffer(Struct, frozen=True):
+    """The GPUs and MIG devices that the device plugin offers."""
+
+    resources: Mapping[str, tuple[Unit, ...]]  # in NVML's order; one without any is offered empty
+    # MIG devices that are not offered, by the resource of their pool: the profiles' resources are another pool's.
+    left_out: Mapping[str, tuple[MigPart, ...]]
+
+    @property
+    def fault(self) -> str:
+        """Return which MIG devices are not offered, and what to do, or empty."""
+        left = " and ".join(f"{counted(len(parts), 'MIG device')} of {name}" for name, parts in self.left_out.items())
+        return left and (
+            f"the kubelet is not offered {left}: a MIG profile's resource has no pool in its name, so of the resources "
+            "with one prefix only one can have GPUs in MIG mode; put these into one pool, or change that prefix"
+        )
 
 
-def _mig_resource(resource: str, profile: str) -> str:
-    """Name a profile's resource, as `nvidia.com/mig-1g.10gb.me`: a resource's name may hold no `+`."""
-    return f"{resource.partition('/')[0]}/mig-{profile.replace('+', '.')}"
+def kubelet_offer(inventory: Inventory, settings: KubeletSettings, pools: PoolList) -> KubeletOffer:
+    """Return what the device plugin offers. No two resources have one name, whatever is in MIG mode."""
+    of_resource: dict[str | None, list[Unit]] = {}
+    for unit in inventory.units:
+        pool = pools.of(unit)
+        of_resource.setdefault(settings.resource_of(pool.name if pool else ""), []).append(unit)
+    found: dict[str, tuple[Unit, ...]] = {}
+    divided: dict[str, str] = {}  # prefix -> the resource whose pool has its MIG devices
+    left_out: dict[str, tuple[MigPart, ...]] = {}
+    for name in settings.names:
+        units = of_resource.get(name, [])
+        found[name + settings.suffix] = _of_one_name(units, settings.mig_strategy)
+        parts = [unit for unit in units if isinstance(unit, MigPart) and is_allocatable(unit)]
+        if not parts or settings.mig_strategy is not MigStrategy.MIXED:
+            continue
+        if divided.setdefault(name.partition("/")[0], name) != name:
+            left_out[name] = tuple(parts)
+            continue
+        for profile in dict.fromkeys(part.device.profile for part in parts):
+            alike = tuple(part for part in parts if part.device.profile == profile)
+            found[mig_resource(name, profile) + settings.suffix] = alike
+    return KubeletOffer(found, left_out)
+
+
+def _of_one_name(units: Sequence[Unit], strategy: MigStrategy) -> tuple[Unit, ...]:
+    """Return those of a resource's GPUs and MIG devices that are offered by its own name."""
+    gpus = tuple(dict.fromkeys(map(whole, units)))
+    if strategy is MigStrategy.SINGLE and any(gpu.mig_enabled for gpu in gpus):
+        return tuple(unit for unit in units if isinstance(unit, MigPart)) if _are_alike(gpus) else ()
+    undivided = (unit for unit in units if isinstance(unit, Gpu))
+    return tuple(gpu for gpu in undivided if strategy is not MigStrategy.MIXED or is_allocatable(gpu))
 
 
 def _are_alike(gpus: Sequence[Gpu]) -> bool:

@@ -127,16 +127,20 @@ def unknown(wanted: str, inventory: Inventory, *, kubelet: bool = False) -> Reas
     return Reason(Code.NO_SUCH_GPU, f"this node has no GPU {wanted!r}; it has {has}{grantable}{cure}")
 
 
-def in_pool(unit: Unit, pool: str) -> Reason:
-    """Refuse: the unit is named, and the container is not offered it. pool: the unit's; empty: it is in none."""
+def in_pool(unit: Unit, pool: str, resource: str) -> Reason:
+    """Refuse: the unit is named, and the container is not offered it.
+
+    pool: the unit's; empty: it is in none. resource: by which the kubelet allocates it, or empty.
+    """
     where = (
-        f"in pool {quoted(pool)}, which is kept for others" if pool else "in no pool, and the policy's rule names pools"
+        f"in pool {quoted(pool)}, which is kept for others" if pool else "in no pool, and the policy's rule names one"
     )
-    return Reason(
-        Code.NOT_ALLOWED,
-        f"{called(unit)} is {where}",
-        cure="name another GPU, or have the policy open it to this pod's namespace",
+    instead = (
+        f"write {resource} into the container's resources.limits and name no GPU"
+        if resource
+        else "have the policy open it to this pod's namespace"
     )
+    return Reason(Code.NOT_ALLOWED, f"{called(unit)} is {where}", cure=f"name another GPU, or {instead}")
 
 
 def ambiguous(wanted: str, found: int) -> Reason:

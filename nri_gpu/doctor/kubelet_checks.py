@@ -181,8 +181,8 @@ def _checkpoint(seen: Examined, runtime: ContainerRuntime | None, *, enabled: bo
             *_restart(seen, runtime),
         )
     else:
-        prefix = f"{seen.policy.kubelet.resource.partition('/')[0]}/"
-        ours = sorted(each for each in found.data.resources if each.startswith(prefix))
+        prefixes = tuple(f"{name.partition('/')[0]}/" for name in seen.policy.kubelet.names)
+        ours = sorted(each for each in found.data.resources if each.startswith(prefixes))
         if ours and not enabled and _serves_claims(seen):
             yield warning(
                 subject,

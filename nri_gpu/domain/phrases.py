@@ -362,6 +362,10 @@ CATALOGUE: Final[Mapping[str, Mapping[str, tuple[str, str]]]] = {
             "Python cannot import grpcio: this installation is broken.",
             "Install nri-gpu again, with all that it depends on (docs/install.md).",
         ),
+        "MIG devices are not offered to the kubelet": (
+            "GPUs in MIG mode are in the pools of two resources of kubelet.resources with one prefix.",
+            "Put GPUs in MIG mode into one of these pools, or give the other resource another prefix.",
+        ),
         "PodResources cannot be asked": (
             "Python cannot import grpcio: this installation is broken.",
             "Install nri-gpu again, with all that it depends on (docs/install.md).",

@@ -67,9 +67,9 @@ def _on_device_plugin(policy: Policy, found: Sequence[Component], *, by_cdi: boo
         return
     kubelet, names = policy.kubelet, tuple(dict.fromkeys(each.resource for each in found))
     sockets = _paths(found)
-    ours = kubelet.resource + ".shared" * (kubelet.rename and kubelet.replicas > 1)
+    ours = ", ".join(name for each in kubelet.names if (name := each + kubelet.suffix) in names)
     left = tuple(name for name in names if not kubelet.inject_for.match(name))
-    if kubelet.enabled and ours in names:
+    if kubelet.enabled and ours:
         yield in_policy(
             f"NVIDIA's device plugin serves {ours} ({sockets}), which nri-gpu is to serve: set kubelet.resource to "
             "another name for as long as both are here, or remove that device plugin from the node",

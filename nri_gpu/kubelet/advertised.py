@@ -11,7 +11,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from nri_gpu.decision.eligible import node_fault
-from nri_gpu.decision.offered import kubelet_resources
+from nri_gpu.decision.offered import KubeletOffer, kubelet_offer
 from nri_gpu.decision.overlaps import overlaps
 from nri_gpu.decision.refusals import why_not
 from nri_gpu.decision.topology import Surroundings, choose, topology_of
@@ -115,6 +115,10 @@ class AdvertisedDevices:
         reason = node_fault(closure(policy.defaults.capabilities), node)
         return reason.sentence if reason else ""
 
+    def left_out(self) -> str:
+        """Return which MIG devices have no resource, and what to do, or empty."""
+        return self._offer().fault
+
     @property
     def shared(self) -> bool:
         """Return whether several pods share each GPU."""
@@ -207,7 +211,10 @@ class AdvertisedDevices:
 
     def _units(self) -> Mapping[str, tuple[Unit, ...]]:
         """Map each resource to its GPUs and MIG devices."""
-        return kubelet_resources(self._node_state.node.inventory, self.settings, self._node_state.policy.pool)
+        return self._offer().resources
+
+    def _offer(self) -> KubeletOffer:
+        return kubelet_offer(self._node_state.node.inventory, self.settings, self._node_state.policy.pool)
 
     def _lost(self, resource: str, found: Sequence[Device]) -> tuple[Device, ...]:
         """Return devices advertised before whose GPU is gone while the driver has a fault: they stay, unhealthy."""

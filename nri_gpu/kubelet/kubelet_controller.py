@@ -111,6 +111,7 @@ class KubeletController:
         self._registers = True
         self._woken = asyncio.Event()
         self._log = LogOnce()
+        self._left_out = ""
         self._fault = ""
         if settings.enabled:
             plugin.kubelet.awaited = True
@@ -198,6 +199,10 @@ class KubeletController:
         if self._plugin.kubelet.key is None:
             self._look_for_key()
         self._plugin.lapse()
+        if (left_out := self.devices.left_out()) != self._left_out:
+            self._left_out = left_out
+            if left_out:
+                logger.bind(fault=left_out).error("MIG devices are not offered to the kubelet")
         for resource in self.devices.resources() if self._registers else ():
             if resource not in self._endpoints:
                 self._endpoints[resource] = made = endpoint(resource, self.devices, self._session_began, self._times)

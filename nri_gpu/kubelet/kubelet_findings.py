@@ -9,7 +9,7 @@ from typing import Final
 
 from nri_gpu.domain.finding import Finding, in_policy, warning
 from nri_gpu.kubelet.kubelet_controller import set_up_grpc
-from nri_gpu.policy.kubelet_settings import KubeletSettings
+from nri_gpu.policy.kubelet_settings import SHARED, KubeletSettings
 from nri_gpu.policy.model import Policy
 
 # Of device IDs of NVIDIA's device plugin and ours: GPUs, MIG devices and replicas. Other vendors' differ.
@@ -42,9 +42,8 @@ def kubelet_advice(policy: Policy, timeout_s: float = 2.0) -> tuple[Finding, ...
 
 
 def _findings(settings: KubeletSettings, allocatable: Mapping[str, tuple[str, ...]]) -> Iterator[Finding]:
-    own = settings.resource.partition("/")[0] + "/mig-"
     for resource, ids in sorted(allocatable.items()):
-        ours = settings.enabled and (resource.removesuffix(".shared") == settings.resource or resource.startswith(own))
+        ours = settings.enabled and settings.is_own(resource.removesuffix(SHARED))
         if not ids or not all(id_.startswith(_PREFIXES) for id_ in ids):
             continue
         if not ours and not settings.inject_for.match(resource):

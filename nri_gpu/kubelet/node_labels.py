@@ -16,11 +16,13 @@ from typing import Final
 
 from loguru import logger
 
+from nri_gpu.decision.offered import kubelet_offer
 from nri_gpu.domain.bounds import PROFILE, UNKNOWN_MODEL
 from nri_gpu.domain.errors import fault_of
 from nri_gpu.domain.gpu import Gpu, MigPart, Unit, is_compute_slice, slices
 from nri_gpu.domain.node import Inventory
 from nri_gpu.policy.kubelet_settings import KubeletSettings, MigStrategy
+from nri_gpu.policy.rules import PoolList
 from nri_gpu.system.state import NodeState
 from nri_gpu.system.storage import text_of, write_whole
 from nri_gpu.system.tasks import LogOnce, work_when_told
@@ -45,15 +47,19 @@ _FAMILIES: Final = (
     ((10, 0), "blackwell"),
     ((13, 0), "rubin"),
 )
+NO_POOLS: Final = PoolList()
 RETRY_S: Final = 60.0
 MODE: Final = 0o644  # Node Feature Discovery need not run as root
 
 
-def node_labels(inventory: Inventory, machine: str, kubelet: KubeletSettings) -> Mapping[str, str]:
+def node_labels(
+    inventory: Inventory, machine: str, kubelet: KubeletSettings, pools: PoolList = NO_POOLS
+) -> Mapping[str, str]:
     """Map labels' names to their values, without unknown values.
 
     machine: the host's product name. kubelet: the resources that the labels describe. Without a device plugin, MIG
-    devices have labels of their own, as with strategy `mixed`, since annotations can ask for them.
+    devices have labels of their own, as with strategy `mixed`, since annotations can ask for them. Each resource of a
+    pool has labels that begin with its name, those of the GPUs or MIG devices that it offers.
     """
     found = {"gpu.machine": value_of(machine), **_driver(inventory.driver_version), **_cuda(inventory.cuda_version)}
     in_mig_mode = [gpu for gpu in inventory.gpus if gpu.mig_enabled]
@@ -70,7 +76,12 @@ def node_labels(inventory: Inventory, machine: str, kubelet: KubeletSettings) ->
             found |= _by_profile(offered, kubelet)
         elif in_mig_mode:
             found |= _single(inventory, in_mig_mode[0], kubelet)
-    return {f"{PREFIX}/{name}": value for name, value in found.items() if value}
+    labels = {f"{PREFIX}/{name}": value for name, value in found.items()}
+    if kubelet.enabled and kubelet.resources:
+        offers = kubelet_offer(inventory, kubelet, pools).resources
+        for resource, _ in kubelet.resources:
+            labels = _of_pool(resource, offers[resource + kubelet.suffix], kubelet) | labels
+    return {name: value for name, value in labels.items() if value}
 
 
 def value_of(name: str, ending: str = "") -> str:
@@ -129,6 +140,20 @@ def _gpus(inventory: Inventory, kubelet: KubeletSettings) -> dict[str, str]:
     if arch := same[0].arch:
         found |= {"gpu.family": family(arch), "gpu.compute.major": str(arch[0]), "gpu.compute.minor": str(arch[1])}
     return found
+
+
+def _of_pool(resource: str, units: Sequence[Unit], kubelet: KubeletSettings) -> dict[str, str]:
+    """Describe what a resource offers: its most frequent kind. Without any, only that."""
+    if not units:
+        return {f"{resource}.count": "0"}
+    kind = Counter(map(_kind, units)).most_common(1)[0][0]
+    alike = [unit for unit in units if _kind(unit) == kind]
+    return _resource(resource, kind[1], len(units), alike, kubelet, kubelet.replicas)
+
+
+def _kind(unit: Unit) -> tuple[str, str]:
+    """Return the model, and what follows it in a label's value of a MIG device."""
+    return unit.model, f"-MIG-{_plain(unit.device.profile)}" if isinstance(unit, MigPart) else ""
 
 
 def _single(inventory: Inventory, in_mig_mode: Gpu, kubelet: KubeletSettings) -> dict[str, str]:
@@ -234,7 +259,7 @@ class LabelController:
         # While a driver is replaced, NVML does not answer for a moment: keep the labels, and what is scheduled by them.
         if inventory.fault:
             return
-        found = node_labels(inventory, self._machine, self._kubelet)
+        found = node_labels(inventory, self._machine, self._kubelet, self._node_state.settings.pool)
         text = "".join(f"{name}={value}\n" for name, value in sorted(found.items()))
         if self._written == (file, text):
             return

@@ -52,7 +52,7 @@ from nri_gpu.ledger.events import ListedDevice, Reconciled
 from nri_gpu.ledger.holders import DriverDevice
 from nri_gpu.ledger.ledger import Ledger
 from nri_gpu.ledger.prepared import VFIO, gpu_of, minor_of
-from nri_gpu.policy.kubelet_settings import KubeletSettings, MigStrategy
+from nri_gpu.policy.kubelet_settings import KubeletSettings
 from nri_gpu.request.environment import MOUNTED_NAMES, VARIABLE, named_devices
 from nri_gpu.system.state import NodeState
 from nri_gpu.system.tasks import LogOnce
@@ -178,15 +178,7 @@ def injected_by_others(container: Container) -> bool:
 
 def is_gpu_resource(device: AllocatedDevice, settings: KubeletSettings) -> bool:
     """Return whether the device is of a resource of GPUs: our own, or another plugin's that we inject."""
-    if settings.injected((device,)):
-        return True
-    if not settings.enabled:
-        return False
-    resource = device.resource.removesuffix(".shared") if settings.rename else device.resource
-    if resource == settings.resource:
-        return True
-    mixed = f"{settings.resource.partition('/')[0]}/mig-"
-    return settings.mig_strategy is MigStrategy.MIXED and resource.startswith(mixed)
+    return bool(settings.injected((device,))) or (settings.enabled and settings.is_own(device.resource))
 
 
 def _before_us(

@@ -87,7 +87,7 @@ def faults(kind: types.Type, raw: object, path: str = "") -> Iterator[tuple[str,
         case types.VarTupleType() | types.FrozenSetType():
             yield from _of_array(kind, raw, path, extra)
         case types.DictType():
-            yield from _of_labels(kind, raw, path, extra)
+            yield from _of_names(kind, raw, path, extra)
         case types.UnionType() if any(isinstance(_plain(each), _ARRAYS) for each in kind.types):
             like = next(each for each in kind.types if isinstance(_plain(each), _ARRAYS) is isinstance(raw, list))
             yield from faults(like, raw, path)
@@ -145,14 +145,16 @@ def _of_array(
         yield from wrong
 
 
-def _of_labels(kind: types.DictType, raw: object, path: str, extra: Mapping[str, str]) -> Iterator[tuple[str, str]]:
+def _of_names(kind: types.DictType, raw: object, path: str, extra: Mapping[str, str]) -> Iterator[tuple[str, str]]:
+    entry = extra.get("entry", "label = pattern")
+    name = entry.partition(" ")[0]
     if not isinstance(raw, Mapping):
-        yield path, f"must be a table of label = pattern, not {toml_type(raw)}"
+        yield path, f"must be a table of {entry}, not {toml_type(raw)}"
         return
-    yield from _size(kind, raw, path, "labels", extra)
+    yield from _size(kind, raw, path, f"{name}s", extra)
     for key, value in raw.items():
         below = f"{path}.{shown_key(key)}"
-        yield from ((where, f"the label {message}") for where, message in faults(kind.key_type, key, below))
+        yield from ((where, f"the {name} {message}") for where, message in faults(kind.key_type, key, below))
         yield from faults(kind.value_type, value, below)
 
 

@@ -53,9 +53,14 @@ class DraSettings(Struct, frozen=True, kw_only=True):
 
 def dra_faults(settings: DraSettings, kubelet: KubeletSettings) -> Iterator[tuple[str, str]]:
     """Yield the faults between keys: key path and sentence of each."""
-    if settings.enabled and kubelet.enabled and not (settings.pool and kubelet.pool and settings.pool != kubelet.pool):
+    if settings.enabled and kubelet.enabled and not (settings.pool and kubelet.resource_of(settings.pool) is None):
+        apart = (
+            "set dra.pool to a [[pool]] that kubelet.resources does not list, and list kubelet.resource there"
+            if kubelet.resources
+            else "set dra.pool and kubelet.pool to two different [[pool]]s"
+        )
         yield (
             "dra.pool",
             "dra.enabled and kubelet.enabled would both offer the same GPUs to the scheduler, which counts them twice: "
-            "set dra.pool and kubelet.pool to two different [[pool]]s, or leave one of the two off",
+            f"{apart}, or leave one of the two off",
         )

@@ -185,6 +185,14 @@ def labels(key: Meta, value: Meta) -> Form:
     )
 
 
+def names(key: Meta, value: Meta, entry: str) -> Form:
+    """Declare a table, maybe empty, of names. entry: what it maps to what, `resource = pool`."""
+    bounds = Meta(max_length=16, extra={"entry": entry})
+    return Form(
+        Annotated[dict[Annotated[str, key], Annotated[str, value]], bounds], lambda table: (*table.items(),), dict
+    )
+
+
 def changes(cls: type) -> Form:
     """Declare a table that changes some keys of another table: kept as pairs of key and value."""
     return Form(table_of(cls, "changes"), lambda table: tuple(given(cls, table).items()))

@@ -7,7 +7,19 @@ from typing import Annotated, Final
 from msgspec import Meta, Struct
 
 from nri_gpu.domain.allocation import AllocatedDevice
-from nri_gpu.policy.forms import FOLDER, NAMESPACES, NOTHING, POOL_OR_NONE, SOCKET_OR_NONE, Globs, about, patterns, text
+from nri_gpu.policy.forms import (
+    FOLDER,
+    NAMESPACES,
+    NOTHING,
+    POOL_NAME,
+    POOL_OR_NONE,
+    SOCKET_OR_NONE,
+    Globs,
+    about,
+    names,
+    patterns,
+    text,
+)
 
 # The kubelet's: a qualified name with a prefix, not Kubernetes' own (kubernetes: pkg/apis/core/v1/helper). NVIDIA's
 # device plugin keeps to 63 characters, and ours has to leave room for `mig-7g.80gb.me.shared`.
@@ -17,6 +29,15 @@ _RESOURCE: Final = text(
     40,
 )
 _RESOURCES: Final = patterns(text(r"[!-~]+/[!-~]+", "a resource such as nvidia.com/gpu, or a pattern of them", 63))
+
+
+SHARED: Final = ".shared"  # ends the names of renamed resources
+MIG: Final = "mig-"  # begins the names of profiles' resources
+
+
+def mig_resource(resource: str, profile: str) -> str:
+    """Name a profile's resource beside another, as `nvidia.com/mig-1g.10gb.me`: a resource's name may hold no `+`."""
+    return f"{resource.partition('/')[0]}/{MIG}{profile.replace('+', '.')}"
 
 
 class MigStrategy(StrEnum):
@@ -68,6 +89,14 @@ class KubeletSettings(Struct, frozen=True, kw_only=True):
         POOL_OR_NONE,
         about("Offer only the GPUs of this [[pool]]; empty: all GPUs, in pools too."),
     ] = ""
+    resources: Annotated[
+        tuple[tuple[str, str], ...],
+        names(_RESOURCE, POOL_NAME, "resource = pool"),
+        about(
+            "Resources for the GPUs of a [[pool]] each, beside resource, which then has the GPUs of no pool listed "
+            "here, or, where it is listed itself, those of its own pool. Not with pool."
+        ),
+    ] = ()
     registration: Annotated[
         Registration,
         about(
@@ -113,6 +142,36 @@ class KubeletSettings(Struct, frozen=True, kw_only=True):
             "share them. Only the scheduler may create pods there."
         ),
     ] = NOTHING
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """Return the names of all resources, `resource` first, as policy has them."""
+        return tuple(dict.fromkeys((self.resource, *dict(self.resources))))
+
+    @property
+    def pools(self) -> frozenset[str]:
+        """Return the names of the pools that policy gives a resource."""
+        return frozenset(filter(None, (self.pool, *dict(self.resources).values())))
+
+    def resource_of(self, pool: str) -> str | None:
+        """Return the resource that offers the GPUs of a pool, or of no pool (empty), or None if none does."""
+        named = next((resource for resource, its in self.resources if its == pool), None)
+        if named or self.resource in dict(self.resources):
+            return named
+        return self.resource if self.pool in ("", pool) else None
+
+    def is_own(self, resource: str) -> bool:
+        """Return whether a resource is the device plugin's, also by the name that it has with `rename`."""
+        if self.rename:
+            resource = resource.removesuffix(SHARED)
+        prefix, _, name = resource.partition("/")
+        mixed = self.mig_strategy is MigStrategy.MIXED and name.startswith(MIG)
+        return resource in self.names or (mixed and any(each.startswith(f"{prefix}/") for each in self.names))
+
+    @property
+    def suffix(self) -> str:
+        """Return how the names of all resources end that are offered: `.shared`, or empty."""
+        return SHARED if self.rename and self.replicas > 1 else ""
 
     @property
     def injects_external(self) -> bool:

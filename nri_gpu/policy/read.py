@@ -18,12 +18,12 @@ from msgspec.structs import replace
 from nri_gpu.domain.errors import COMMAND_LINE, Fault, PolicyError
 from nri_gpu.domain.finding import Finding, in_policy
 from nri_gpu.domain.text import quoted
-from nri_gpu.policy.document import LISTS, SECTIONS, faults, file_type, known_words, setting
+from nri_gpu.policy.document import LISTS, SECTIONS, faults, file_type, known_words, setting, shown_key
 from nri_gpu.policy.dra_settings import dra_faults
 from nri_gpu.policy.dropped import without_dropped
-from nri_gpu.policy.forms import given
+from nri_gpu.policy.forms import given, settings_of
 from nri_gpu.policy.health_settings import health_faults
-from nri_gpu.policy.kubelet_settings import KubeletSettings, MigStrategy
+from nri_gpu.policy.kubelet_settings import MIG, KubeletSettings, MigStrategy, mig_resource
 from nri_gpu.policy.lines import line_of
 from nri_gpu.policy.metrics_settings import metrics_faults
 from nri_gpu.policy.model import Policy
@@ -110,7 +110,7 @@ def _empty_tables(raw: Mapping[str, object], file: str, lines: Mapping[str, int]
 
 
 def _empty(value: object, path: str) -> Iterator[str]:
-    if value == {} and path:
+    if value == {} and path and not _may_be_empty(path):
         yield path
     elif isinstance(value, Mapping):
         for key, each in value.items():
@@ -118,6 +118,11 @@ def _empty(value: object, path: str) -> Iterator[str]:
     elif isinstance(value, list):
         for index, each in enumerate(value):
             yield from _empty(each, f"{path}[{index}]")
+
+
+def _may_be_empty(path: str) -> bool:
+    section, _, key = path.partition(".")
+    return section in SECTIONS and key in settings_of(SECTIONS[section]) and setting(path).written_default == {}
 
 
 @cache  # describing the type takes longer than checking a file by it
@@ -163,6 +168,7 @@ def _cross_faults(policy: Policy) -> Iterator[tuple[str, str, tuple[str, ...]]]:
         _faults_in("rule", (_rule_faults(rule, names) for rule in policy.rule.rules)),
         _faults_in("pool", map(_pool_faults, policy.pool.pools)),
         _unknown_pool("kubelet.pool", policy.kubelet.pool, names),
+        _resource_faults(policy.kubelet, names),
         _unknown_pool("dra.pool", policy.dra.pool, names),
         health_faults(policy.health),
     )
@@ -178,13 +184,31 @@ def _faults_in(table: str, found: Iterable[Iterable[tuple[str, str]]]) -> Iterat
         yield from ((f"{table}[{index}]{key}", message) for key, message in each)
 
 
+def _resource_faults(settings: KubeletSettings, pools: list[str]) -> Iterator[tuple[str, str]]:
+    """Yield the faults of `kubelet.resources`: a pool has one resource, and each resource is one plugin's."""
+    if settings.resources and settings.pool:
+        yield "kubelet.pool", "goes without kubelet.resources: list kubelet.resource there, with this pool"
+    first: dict[str, str] = {}
+    for resource, pool in settings.resources:
+        path = f"kubelet.resources.{shown_key(resource)}"
+        yield from _unknown_pool(path, pool, pools)
+        if first.setdefault(pool, resource) != resource:
+            yield (
+                path,
+                f"pool {quoted(pool)} is that of {first[pool]} already: the scheduler would count its GPUs twice",
+            )
+        if settings.mig_strategy is MigStrategy.MIXED and resource.partition("/")[2].startswith(MIG):
+            yield path, f"names that begin with {MIG} are those of MIG profiles, as kubelet.mig_strategy is mixed"
+
+
 def _external_faults(settings: KubeletSettings) -> Iterator[tuple[str, str]]:
     """Yield the faults of other components' resources if nri-gpu offers some itself."""
     if not settings.enabled:
         return
-    sample = f"{settings.resource.partition('/')[0]}/mig-1g.10gb" if settings.mig_strategy is MigStrategy.MIXED else ""
-    for own in filter(None, (settings.resource, sample)):
-        name = f"{own}.shared" if settings.replicas > 1 and settings.rename else own
+    mixed = settings.mig_strategy is MigStrategy.MIXED
+    samples = [mig_resource(name, "1g.10gb") for name in settings.names] if mixed else []
+    for own in dict.fromkeys((*settings.names, *samples)):
+        name = own + settings.suffix
         index = settings.inject_for.first(name)
         if index is not None:
             pattern = quoted(settings.inject_for.patterns[index])

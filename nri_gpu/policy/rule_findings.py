@@ -164,7 +164,7 @@ def pools_among_themselves(policy: Policy) -> Iterator[Finding]:
     """Yield pools whose GPUs no container may have, or containers of more namespaces than the pools are kept for."""
     named = {name for rule in policy.rule.rules if rule.pool for name in rule.pool.patterns}
     for index, pool in enumerate(policy.pool.pools):
-        given = {"kubelet": policy.kubelet.enabled} if pool.name == policy.kubelet.pool else {}
+        given = {"kubelet": policy.kubelet.enabled} if pool.name in policy.kubelet.pools else {}
         given |= {"dra": policy.dra.enabled} if pool.name == policy.dra.pool else {}
         if policy.dra.enabled and policy.dra.pool in ("", pool.name) and _is_for_some(pool):
             yield in_policy(
@@ -172,15 +172,22 @@ def pools_among_themselves(policy: Policy) -> Iterator[Finding]:
                 "its GPUs, too: set dra.pool to another pool",
                 "dra.pool",
             )
-        all_to = any(each.enabled and not each.pool for each in (policy.kubelet, policy.dra))
-        if all_to or pool.name in named or (pool.namespaces and pool.namespaces.patterns) or any(given.values()):
+        offered = policy.kubelet.enabled and policy.kubelet.resource_of(pool.name)
+        if (
+            offered
+            or (policy.dra.enabled and not policy.dra.pool)
+            or pool.name in named
+            or (pool.namespaces and pool.namespaces.patterns)
+            or any(given.values())
+        ):
             continue
         if given:
             section = next(iter(given))
+            key = "kubelet.resources" if section == "kubelet" and policy.kubelet.resources else f"{section}.pool"
             yield in_policy(
-                f'pool[{index}] "{pool.name}" is that of {section}.pool, but {section}.enabled is not set: its GPUs '
+                f'pool[{index}] "{pool.name}" is that of {key}, but {section}.enabled is not set: its GPUs '
                 f"are granted only where `nri-gpu run` has --{section}",
-                f"{section}.pool",
+                key,
             )
         else:
             yield in_policy(
@@ -231,11 +238,13 @@ def advise_for(policy: Policy, inventory: Inventory) -> tuple[Finding, ...]:
     """Advise on a node with these GPUs: pools that have none of them, limits above their number."""
     members = policy.pool.members(inventory)
     used = {pool.name for pool in members.values()}
+    resources = {pool: resource for resource, pool in policy.kubelet.resources}
     units = len([unit for gpu in inventory.gpus for unit in (gpu.parts if gpu.mig_enabled else (gpu,))])
     has = f"this node has {counted(units, 'GPU')} (a MIG device counts as one)"
     found = [
         in_policy(
-            f'pool[{index}] "{pool.name}" has no GPU of this node: {_why_empty(policy, index, inventory)}',
+            f'pool[{index}] "{pool.name}" has no GPU of this node: {_why_empty(policy, index, inventory)}'
+            + (f"; {resources[pool.name]} is offered without devices" if pool.name in resources else ""),
             f"pool[{index}]",
         )
         for index, pool in enumerate(policy.pool.pools)

@@ -255,7 +255,10 @@ def allocates_all(policy: Policy) -> bool:
 
     By the policy alone, whatever GPUs there are: each pool is theirs, one has every GPU, and no rule opens one.
     """
-    ours = {each.pool for each in (policy.kubelet, policy.dra) if each.enabled}
+    ours = {
+        *(policy.kubelet.pools if policy.kubelet.enabled else ()),
+        *((policy.dra.pool,) if policy.dra.enabled else ()),
+    }
     pools, environment = policy.pool.pools, policy.environment.may_ask.patterns
     opened = {name for rule in policy.rule.rules if rule.pool for name in rule.pool.patterns}
     closed = all(each.name in ours - opened and not each.namespaces for each in pools)

@@ -24,6 +24,7 @@ _RESTRICTS: Final = (
     *(("limits", key) for key in LIMIT_KEYS),
     *(("capabilities", "allowed"), ("modes", "allowed"), ("privileged", "action"), ("environment", "disarm")),
     *(("requirements", "may_disable"), ("inventory", "stale"), ("kubelet", "pool"), ("dra", "pool")),
+    ("kubelet", "resources"),
     *(("mps", "most_memory_mib"), ("mps", "most_threads_percent"), ("guard", "stop_ungranted"), ("stray", "enabled")),
 )
 

@@ -1,6 +1,6 @@
 """No interleaving of the kubelet, of annotations, of health and of restarts runs two pods on one exclusive GPU.
 
-On nodes of every kind: whole GPUs, MIG devices, replicas, a pool for the cluster.
+On nodes of every kind: whole GPUs, MIG devices, replicas, a pool for the cluster, two kinds of GPU.
 """
 
 from __future__ import annotations
@@ -28,6 +28,10 @@ GPUS: Final = 3
 INDEX: Final = st.integers(0, GPUS - 1)
 CLUSTER: Final = parse_policy(
     {"pool": [{"name": "cluster", "device": ["0", "2"]}], "kubelet": {"pool": "cluster"}}, "law"
+)
+
+KINDS: Final = parse_policy(
+    {"pool": [{"name": "kind", "device": ["0", "2"]}], "kubelet": {"resources": {"nvidia.com/kind": "kind"}}}, "law"
 )
 
 
@@ -70,10 +74,13 @@ class OneLedger(RuleBasedStateMachine):
         self.number = 0
         self.ill: int | None = None
 
-    @initialize(replicas=st.sampled_from([1, 1, 2]), mig=st.booleans(), pool=st.booleans())
-    def node(self, replicas: int, mig: bool, pool: bool) -> None:
+    @initialize(
+        replicas=st.sampled_from([1, 1, 2]),
+        mig=st.booleans(),
+        policy=st.sampled_from([Policy.default(), CLUSTER, KINDS]),
+    )
+    def node(self, replicas: int, mig: bool, policy: Policy) -> None:
         self.mig = mig
-        policy = CLUSTER if pool else Policy.default()
         self.plugin_node = self.made_node(
             policy, replace(policy.kubelet, mig_strategy=MigStrategy.MIXED, replicas=replicas, rename=False)
         )

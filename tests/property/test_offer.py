@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from nri_gpu.decision.claim_devices import prepared
+from nri_gpu.decision.offered import is_allocatable, kubelet_offer
 from nri_gpu.domain.container import PodUid
 from nri_gpu.domain.node import Node
 from nri_gpu.domain.resource_claim import AllocatedClaim, AllocatedResult, ClaimUid, PreparedClaim
@@ -19,7 +20,9 @@ from nri_gpu.dra.questions import OfferedDevice, Version
 from nri_gpu.ledger.holders import UNUSED
 from nri_gpu.ledger.ledger import Ledger
 from nri_gpu.policy.dra_settings import DraSettings
+from nri_gpu.policy.kubelet_settings import KubeletSettings, MigStrategy
 from nri_gpu.policy.model import Policy
+from nri_gpu.policy.rules import PoolList
 from tests.property import strategies as some
 
 LABEL: Final = re.compile(r"[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?")
@@ -72,3 +75,39 @@ def test_a_device_can_be_prepared_unless_a_taint_or_a_claim_says_why_not(
             assert not isinstance(found, PreparedClaim), found
         else:
             assert isinstance(found, PreparedClaim) or found.passing, found
+
+
+NAMES: Final = ("nvidia.com/gpu", "nvidia.com/b", "b.io/a", "b.io/b")
+
+
+@given(
+    some.nodes, some.rules_and_pools(), st.permutations(NAMES), st.sampled_from(MigStrategy), st.integers(0, len(NAMES))
+)
+def test_no_two_resources_of_the_kubelet_have_a_name_or_a_gpu_in_common(
+    node: Node, tables: tuple[object, PoolList], names: Sequence[str], strategy: MigStrategy, number: int
+) -> None:
+    _, pools = tables
+    inventory = node.inventory
+    of_pools = zip(names[:number], (pool.name for pool in pools.pools), strict=False)
+    settings = KubeletSettings(enabled=True, mig_strategy=strategy, resources=tuple(of_pools))
+    offer = kubelet_offer(inventory, settings, pools)
+    offered = [unit.uuid for units in offer.resources.values() for unit in units]
+    left_out = [unit.uuid for units in offer.left_out.values() for unit in units]
+    assert len({*offered, *left_out}) == len(offered) + len(left_out)
+    assert {*settings.names} <= offer.resources.keys()
+    assert all(map(settings.is_own, offer.resources))
+    owners: dict[str, set[str | None]] = {}
+    for name, units in offer.resources.items():
+        own = {settings.resource_of(pool.name if (pool := pools.of(unit)) else "") for unit in units}
+        prefix, _, rest = name.partition("/")
+        owners.setdefault(f"{prefix}/mig-" if rest.startswith("mig-") else name, set()).update(own)
+        assert own <= ({*settings.names} if rest.startswith("mig-") else {name})
+    assert all(len(each) <= 1 for each in owners.values())
+    if strategy is MigStrategy.MIXED:  # and none is forgotten
+        has_one = {
+            unit.uuid
+            for unit in inventory.units
+            if is_allocatable(unit) and settings.resource_of(pool.name if (pool := pools.of(unit)) else "")
+        }
+        assert {*offered, *left_out} == has_one
+    assert bool(offer.fault) == bool(left_out)

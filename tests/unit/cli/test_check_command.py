@@ -118,6 +118,23 @@ def test_a_file_others_may_write_gets_advice(checked: Checked, path: Path) -> No
     assert f"advice: {path} may be written by users other than its owner" in done.out
 
 
+def test_two_resources_of_one_prefix_with_mig_devices_are_a_fault(checked: Checked) -> None:
+    """Only where the GPUs show it: until then the policy is good."""
+    topology = CONFIG / "topologies" / "mig-a100.toml"
+    pools = "".join(f'[[pool]]\nname = "{name}"\ndevice = ["{at}"]\n' for name, at in (("a", 0), ("b", 1)))
+    resources = 'resources = {"nvidia.com/a" = "a", "PREFIX/b" = "b"}'
+    policy = f'{pools}[kubelet]\nmig_strategy = "mixed"\n{resources}\n'
+    done = checked(policy.replace("PREFIX", "nvidia.com"), "--gpus", topology)
+    assert done.code == Exit.CONFIGURATION
+    assert "kubelet.resources: the kubelet is not offered " in done.out
+    assert "of nvidia.com/b: a MIG profile's resource has no pool in its name" in done.out
+    for text, gpus in (
+        (policy.replace("PREFIX", "b.io"), topology),
+        (policy.replace("PREFIX", "nvidia.com"), FOUR_GPUS),
+    ):
+        assert checked(text, "--gpus", gpus).code == Exit.OK
+
+
 def test_pools_are_compared_with_a_topology_or_the_node(checked: Checked, tmp_path: Path) -> None:
     without = 'advice: pool[0] "big" has no GPU of this node: its selectors fit none'
     done = checked(POOL, "--gpus", FOUR_GPUS)

@@ -168,6 +168,16 @@ POOLED: dict[str, tuple[Raw, Node, str, str, str]] = {
         "ml",
         BY_MPS,
     ),
+    "where only the kubelet allocates, by two resources": (
+        {
+            "pool": [{"name": "l40s", "device": ["0"]}, *CLUSTER],
+            "kubelet": {"enabled": True, "resources": {"a.io/l40s": "l40s", "nvidia.com/gpu": "cluster"}},
+        },
+        NODE,
+        "1",
+        "ml",
+        'in pool "l40s", "cluster", which only the kubelet allocates from: write a.io/l40s or nvidia.com/gpu into',
+    ),
     "where only claims give": (CLAIMS, NODE, "1", "ml", TO_CLAIMS),
     "beside the kubelet's": ({**KUBELETS, "pool": [POOLS[0], *CLUSTER]}, NODE, "1", "ml", "kept for others"),
     "a MIG profile of others": (BY_PROFILE, MIXED, "mig=1g.5gb", "ml", "kept for others"),
@@ -213,7 +223,7 @@ CLOSED: dict[str, tuple[Raw, Node, str, str, str]] = {
         NODE,
         "device=3",
         "guest",
-        "is in no pool, and the policy's rule names pools",
+        "is in no pool, and the policy's rule names one",
     ),
 }
 
@@ -226,6 +236,12 @@ def test_a_named_gpu_that_is_kept_for_others_is_not_said_to_be_missing(
     assert said in refused_with
     assert "open it to this pod's namespace" in refused_with
     assert not any(each in refused_with for each in ("this node has no", "prod-*"))  # nor for whom
+
+
+def test_a_named_gpu_of_the_kubelets_is_asked_for_by_its_resource() -> None:
+    kubelet = {"enabled": True, "resources": {"a.io/big": "prod"}, "replicas": 2, "rename": True}
+    said = refusal(asks("device=0"), policy(pool=POOLS, kubelet=kubelet), Code.NOT_ALLOWED)
+    assert said.endswith("write a.io/big.shared into the container's resources.limits and name no GPU.")
 
 
 def test_a_gpu_that_is_not_there_is_not_one_that_is_kept() -> None:

@@ -19,15 +19,24 @@ from tests.support.helm import documents
 from tests.unit.request.samples import GOOD
 
 
-def policy() -> dict[str, Any]:
-    (found,) = (each for each in documents() if each["kind"] == "ValidatingAdmissionPolicy")
+def policy(**values: Any) -> dict[str, Any]:  # noqa: ANN401 - values of the chart
+    (found,) = (each for each in documents(**values) if each["kind"] == "ValidatingAdmissionPolicy")
     spec: dict[str, Any] = found["spec"]
     return spec
 
 
-def expression(name: str) -> str:
-    (found,) = (each["expression"] for each in policy()["variables"] if each["name"] == name)
+def expression(name: str, **values: Any) -> str:  # noqa: ANN401 - likewise
+    (found,) = (each["expression"] for each in policy(**values)["variables"] if each["name"] == name)
     return str(found)
+
+
+@pytest.mark.parametrize("prefixes", ["a.io/", ["a.io/", "b.io/"]], ids=str)
+def test_what_is_counted_has_one_of_the_prefixes(prefixes: str | list[str]) -> None:
+    values = {"kubelet": {"enabled": True}, "admission": {"resourcePrefix": prefixes}}
+    starts = re.findall(r'resource\.startsWith\("([^"]+)"\)', expression("counted", **values))
+    assert starts == ([prefixes] if isinstance(prefixes, str) else prefixes)
+    (said,) = (each["messageExpression"] for each in policy(**values)["validations"] if "uncounted" in str(each))
+    assert """write ' + "a.io/" + 'gpu: 1 into its limits""" in said
 
 
 # Python's $ would match before a line break, too.

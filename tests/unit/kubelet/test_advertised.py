@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Final
+from typing import Any, Final
 
 import pytest
 from msgspec.structs import replace
@@ -12,13 +12,16 @@ from nri_gpu.decision.topology import topology_of
 from nri_gpu.domain.allocation import Allocated, AllocatedDevice
 from nri_gpu.domain.gpu import Gpu, GpuUuid
 from nri_gpu.domain.node import GpuFault
-from nri_gpu.kubelet.advertised import STUCK
+from nri_gpu.kubelet.advertised import STUCK, TAKEN, AllocationError
 from nri_gpu.ledger.ledger import Ledger
 from nri_gpu.policy.kubelet_settings import KubeletSettings, MigStrategy
+from nri_gpu.policy.model import Policy
+from nri_gpu.policy.read import parse_policy
+from nri_gpu.policy.rules import PoolList
 from tests.support.builders import entry, foreign, gpu, ledger, mig_gpu, mig_uuid, uuid
 from tests.support.fabrics import KNOWN
 from tests.support.golden_sets import GOLDEN, Golden
-from tests.support.kubelet_nodes import GPU, PluginNode
+from tests.support.kubelet_nodes import GPU, PluginNode, again, from_kubelet
 
 NONE, SINGLE, MIXED = MigStrategy.NONE, MigStrategy.SINGLE, MigStrategy.MIXED
 SMALL, MEDIA, LARGE = (f"nvidia.com/mig-{profile}" for profile in ("1g.5gb", "1g.5gb.me", "3g.20gb"))
@@ -127,6 +130,49 @@ def test_another_prefix_is_that_of_profiles_too() -> None:
         "example.com/mig-1g.5gb.me",
         "example.com/mig-1g.5gb",
     ]
+
+
+L40S: Final = "nvidia.com/l40s"
+OF_POOL: Final[dict[str, Any]] = {"pool": [{"name": "kind", "device": ["1", "2"]}]}
+KINDS: Final = parse_policy(OF_POOL | {"kubelet": {"enabled": True, "resources": {L40S: "kind"}}}, "p.toml")
+
+
+def test_each_pool_is_allocated_by_its_own_resource() -> None:
+    node = PluginNode(KINDS)
+    assert {name: [device.id for device in node.devices.devices(name)] for name in node.devices.resources()} == {
+        GPU: [uuid(0), uuid(3)],
+        L40S: [uuid(1), uuid(2)],
+    }
+    assert node.create(from_kubelet(node.allocate(uuid(1), resource=L40S))) == (uuid(1),)
+    with pytest.raises(AllocationError, match="no longer has"):
+        node.allocate(uuid(2), resource=GPU)
+    assert node.devices.preferred(L40S, [uuid(2), uuid(1)], [], 1) == (uuid(1),)
+
+
+def test_a_pod_keeps_what_it_was_allocated_under_another_of_our_names() -> None:
+    """Its container starts again, and by the new name the GPU is offered to nobody until it is gone."""
+    for first, name, then, other in ((Policy.default(), GPU, KINDS, L40S), (KINDS, L40S, Policy.default(), GPU)):
+        node = PluginNode(first, replace(first.kubelet, enabled=True))
+        holder = from_kubelet(node.allocate(uuid(1), resource=name))
+        assert node.create(holder) == (uuid(1),)
+        node.policy, node.settings = then, replace(then.kubelet, enabled=True)
+        node.restarted({holder.id: (holder, True)})
+        assert {device.id: device.why for device in node.devices.devices(other)}[uuid(1)] == TAKEN
+        node.stop(holder)
+        assert node.create(again(holder)) == (uuid(1),)
+        assert {device.id: device.why for device in node.devices.devices(other)}[uuid(1)] == TAKEN
+        node.end_pod(holder)
+        node.plugin.lapse()
+        assert not any(device.why for device in node.devices.devices(other))
+
+
+def test_a_resource_whose_pool_goes_is_offered_empty() -> None:
+    node = PluginNode(KINDS)
+    assert len(node.devices.devices(L40S)) == 2
+    node.node_state.use(replace(KINDS, pool=PoolList()))
+    assert node.devices.devices(L40S) == ()
+    assert len(node.devices.devices(GPU)) == 4
+    assert L40S in node.devices.resources()
 
 
 def test_a_profile_that_is_cut_away_keeps_its_resource_without_devices() -> None:

@@ -198,7 +198,7 @@ def test_a_pool_divides_the_node() -> None:
     node = PluginNode(policy)
     assert [device.id for device in node.devices.devices(GPU)] == [uuid(0), uuid(1)]
     assert node.create(container("2", of="local")) == (uuid(2), uuid(3))
-    assert "not offered here" in str(node.create(container("device=0", of="more")))
+    assert 'in pool "cluster", which is kept for others' in str(node.create(container("device=0", of="more")))
     assert node.create(given(node, 0)) == (uuid(0),)
 
 

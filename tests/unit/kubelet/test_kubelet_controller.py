@@ -16,9 +16,10 @@ from nri_gpu.kubelet.advertised import NOT_CONNECTED, OFFERED_TWICE
 from nri_gpu.kubelet.kubelet_controller import KubeletController
 from nri_gpu.kubelet.required_device import KEY_FILE, TokenKey
 from nri_gpu.policy.kubelet_settings import KubeletSettings, Registration
+from nri_gpu.policy.read import parse_policy
 from nri_gpu.records.policy_file import PolicyFile
 from nri_gpu.records.state_folder import StateFolder
-from tests.support.builders import container, uuid
+from tests.support.builders import container, gpu, mig_gpu, uuid
 from tests.support.daemon import FOUR_GPUS
 from tests.support.kubelet import Kubelet
 from tests.support.kubelet_nodes import GPU, INJECTING, ExternalNode, KubeletNode, PluginNode, said, until
@@ -47,6 +48,27 @@ async def test_a_bug_of_ours_ends_one_session_and_not_the_daemon(folder: Path, l
     async with Kubelet(folder) as kubelet, node:
         await kubelet.wait_healthy(GPU, 4)
     assert isinstance(log.one("bug: kubelet session ended").exception, ZeroDivisionError)
+
+
+async def test_mig_devices_without_a_resource_are_an_error_of_the_log(folder: Path, log: Log) -> None:
+    """Said once for each layout; no two plugins of ours ever have one name."""
+    raw = {
+        "pool": [{"name": "kind", "device": ["1"]}],
+        "kubelet": {"mig_strategy": "mixed", "resources": {"nvidia.com/kind": "kind"}},
+    }
+    policy = parse_policy(raw, "p.toml")
+    async with Kubelet(folder) as kubelet, KubeletNode(folder, policy.kubelet, tick_s=0.02) as node:
+        node.node_state.use(replace(policy, kubelet=node.settings))
+        node.put_gpus([mig_gpu(0, ["1g.5gb"]), mig_gpu(1, ["1g.5gb"]), gpu(2)])
+        await kubelet.wait_healthy("nvidia.com/mig-1g.5gb", 1)
+        await until(lambda: bool(log.warnings()))
+        await asyncio.sleep(0.2)  # ten more looks
+        assert [each.resource for each in node.statuses()] == [GPU, "nvidia.com/mig-1g.5gb", "nvidia.com/kind"]
+        node.put_gpus([mig_gpu(0, ["1g.5gb"]), gpu(1), gpu(2)])
+        await kubelet.wait_healthy("nvidia.com/kind", 1)
+    line = log.one("MIG devices are not offered to the kubelet")
+    assert "not offered 1 MIG device of nvidia.com/kind" in line.fields["fault"]
+    assert line.level == "ERROR"
 
 
 async def test_a_bug_of_ours_outside_a_session_ends_no_daemon_either(

@@ -23,6 +23,7 @@ from nri_gpu.kubelet.node_labels import LabelController, machine_name, node_labe
 from nri_gpu.policy.kubelet_settings import KubeletSettings, MigStrategy
 from nri_gpu.policy.model import Policy
 from nri_gpu.policy.plugin_settings import LabelSettings
+from nri_gpu.policy.read import parse_policy
 from nri_gpu.system.state import NodeState
 from tests.support import builders as make
 from tests.support.scripted_runtime import until
@@ -297,3 +298,36 @@ def test_a_missing_folder_is_said_and_tried_again(tmp_path: Path) -> None:
 def test_the_file_tells_of_the_device_plugin_as_it_runs(tmp_path: Path) -> None:
     look(on_node(tmp_path / "nri-gpu"), KubeletSettings(enabled=True, replicas=4))
     assert "nvidia.com/gpu.replicas=4\n" in (tmp_path / "nri-gpu").read_text()
+
+
+L40S = [make.gpu(at, model="NVIDIA L40S", memory_bytes=48 << 30) for at in (0, 1)]
+L40S_POOL = {"name": "l40s", "model": "*L40S*"}
+
+
+def test_the_resource_of_a_pool_has_labels_of_its_own() -> None:
+    """What is said of all GPUs stays as it is."""
+    settings = {"enabled": True, "replicas": 2, "resources": {"nvidia.com/l40s": "l40s", "b.io/gpu": "none"}}
+    pools = [L40S_POOL, {"name": "none", "model": "*B200*"}]
+    policy = parse_policy({"kubelet": settings, "pool": pools}, "p.toml")
+    inventory = make.inventory([*L40S, *WHOLE[:1]])
+    found = node_labels(inventory, "", policy.kubelet, policy.pool)
+    plain = node_labels(inventory, "", replace(policy.kubelet, resources=()), policy.pool)
+    assert {name: value for name, value in found.items() if name not in plain} == {
+        "nvidia.com/l40s.product": "NVIDIA-L40S-SHARED",
+        "nvidia.com/l40s.count": "2",
+        "nvidia.com/l40s.memory": "49152",
+        "nvidia.com/l40s.replicas": "2",
+        "nvidia.com/l40s.sharing-strategy": "time-slicing",
+        "b.io/gpu.count": "0",
+    }
+    assert found.items() >= plain.items()
+    off = node_labels(inventory, "", replace(policy.kubelet, enabled=False), policy.pool)
+    assert not any(name.startswith(("nvidia.com/l40s", "b.io")) for name in off)
+
+
+def test_the_resource_of_a_pool_in_mig_mode_by_strategy_single() -> None:
+    settings = {"enabled": True, "mig_strategy": "single", "resources": {"nvidia.com/small": "small"}}
+    policy = parse_policy({"kubelet": settings, "pool": [{"name": "small", "device": ["0"]}]}, "p.toml")
+    found = node_labels(make.inventory([ALIKE[0], WHOLE[1]]), "", policy.kubelet, policy.pool)
+    assert found["nvidia.com/small.product"] == f"{A100}-MIG-1g.5gb"
+    assert found["nvidia.com/small.count"] == str(len(ALIKE[0].mig))

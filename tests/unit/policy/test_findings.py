@@ -130,6 +130,10 @@ ADVICE: dict[str, tuple[Raw, str]] = {
         {"pool": [{"name": "a", "device": ["0"]}], "kubelet": {"pool": "a"}},
         'pool[0] "a" is that of kubelet.pool, but kubelet.enabled is not set',
     ),
+    "a pool of a resource that is not served": (
+        {"pool": [{"name": "a", "device": ["0"]}], "kubelet": {"resources": {"a.io/a": "a"}}},
+        'pool[0] "a" is that of kubelet.resources, but kubelet.enabled is not set',
+    ),
     "a pool of claims that are not served": (
         {"pool": [{"name": "a", "device": ["0"]}], "dra": {"pool": "a"}},
         'pool[0] "a" is that of dra.pool, but dra.enabled is not set',
@@ -193,6 +197,10 @@ def test_a_generated_policy_is_told_about_in_a_few_sentences() -> None:
 
 NODE = make.inventory([make.gpu(0), make.gpu(1), make.mig_gpu(2, ("1g.5gb", "1g.5gb"))])
 ON_NODE: dict[str, tuple[Raw, str]] = {
+    "nothing fits a resource's pool": (
+        {"pool": [{"name": "a", "model": "*B200*"}], "kubelet": {"resources": {"a.io/b200": "a"}}},
+        "its selectors fit none; a.io/b200 is offered without devices",
+    ),
     "nothing fits": (
         {"pool": [{"name": "a", "model": "*B200*"}]},
         'pool[0] "a" has no GPU of this node: its selectors',

@@ -39,6 +39,78 @@ CROSS: dict[str, tuple[Raw, str, str]] = {
         "takes nvidia.com/gpu, which nri-gpu offers to the kubelet itself",
     ),
     "unknown pool for the kubelet": ({"pool": [POOL], "kubelet": {"pool": "bgi"}}, "kubelet.pool", 'mean "big"?'),
+    "unknown pool for a resource": (
+        {"pool": [POOL], "kubelet": {"resources": {"nvidia.com/l40s": "bgi"}}},
+        'kubelet.resources."nvidia.com/l40s"',
+        'no pool is called "bgi" (did you mean "big"?)',
+    ),
+    "no pool for a resource": (
+        {"pool": [POOL], "kubelet": {"resources": {"nvidia.com/l40s": ""}}},
+        'kubelet.resources."nvidia.com/l40s"',
+        "must be a pool's name",
+    ),
+    "a resource without a prefix": (
+        {"pool": [POOL], "kubelet": {"resources": {"l40s": "big"}}},
+        "kubelet.resources.l40s",
+        "the resource must be a resource such as nvidia.com/gpu",
+    ),
+    "a resource of 41 characters": (
+        {"pool": [POOL], "kubelet": {"resources": {f"nvidia.com/{'x' * 30}": "big"}}},
+        f'kubelet.resources."nvidia.com/{"x" * 30}"',
+        "the resource has 41 characters, over the limit of 40",
+    ),
+    "resources that are no table": (
+        {"kubelet": {"resources": ["nvidia.com/l40s"]}},
+        "kubelet.resources",
+        "must be a table of resource = pool, not an array",
+    ),
+    "two resources for one pool": (
+        {"pool": [POOL], "kubelet": {"resources": {"nvidia.com/a": "big", "nvidia.com/b": "big"}}},
+        'kubelet.resources."nvidia.com/b"',
+        'pool "big" is that of nvidia.com/a already',
+    ),
+    "a pool beside resources": (
+        {"pool": [POOL], "kubelet": {"pool": "big", "resources": {"nvidia.com/a": "big"}}},
+        "kubelet.pool",
+        "goes without kubelet.resources: list kubelet.resource there",
+    ),
+    "the name of a profile's resource": (
+        {"pool": [POOL], "kubelet": {"mig_strategy": "mixed", "resources": {"nvidia.com/mig-a": "big"}}},
+        'kubelet.resources."nvidia.com/mig-a"',
+        "names that begin with mig- are those of MIG profiles",
+    ),
+    "our own resource of a pool injected for others": (
+        {
+            "pool": [POOL],
+            "kubelet": {"enabled": True, "inject_for": ["nvidia.com/l*"], "resources": {"nvidia.com/l40s": "big"}},
+        },
+        "kubelet.inject_for[0]",
+        "takes nvidia.com/l40s, which nri-gpu offers to the kubelet itself",
+    ),
+    "a profile of another prefix of ours injected for others": (
+        {
+            "pool": [POOL],
+            "kubelet": {
+                "enabled": True,
+                "mig_strategy": "mixed",
+                "replicas": 2,
+                "rename": True,
+                "inject_for": ["b.io/mig-*"],
+                "resources": {"b.io/gpu": "big"},
+            },
+        },
+        "kubelet.inject_for[0]",
+        "takes b.io/mig-1g.10gb.shared, which",
+    ),
+    "two doors, one of which has the rest": (
+        {
+            "pool": [POOL, {"name": "small", "device": ["1"]}],
+            "kubelet": {"enabled": True, "resources": {"nvidia.com/a": "big"}},
+            "dra": {"enabled": True, "pool": "small"},
+        },
+        "dra.pool",
+        "set dra.pool to a [[pool]] that kubelet.resources does not list, and list kubelet.resource there",
+    ),
     "unknown pool for claims": ({"pool": [POOL], "dra": {"pool": "bgi"}}, "dra.pool", 'mean "big"?'),
     "two doors to the same GPUs": ({"kubelet": {"enabled": True}, "dra": {"enabled": True}}, "dra.pool", "counts them"),
     "two doors to one pool": (
@@ -262,3 +334,11 @@ def test_tables_arrive_with_their_types() -> None:
     assert rule.qos == frozenset({Qos.BURSTABLE})
     assert dict(rule.limits or ()) == {"gpus_per_pod": 2, "containers_per_gpu": UNLIMITED}
     assert (pool.memory_at_least, pool.containers_per_gpu) == (80 * 2**30, 3)
+
+
+def test_resources_of_pools_beside_claims() -> None:
+    """Where `resource` has a pool of its own, what is in no listed pool is free for claims."""
+    raw = TWO_POOLS | {"kubelet": {"enabled": True, "resources": {"nvidia.com/gpu": "big"}}}
+    policy = parse_policy(raw | {"dra": {"enabled": True, "pool": "small"}}, "f")
+    assert policy.kubelet.resources == (("nvidia.com/gpu", "big"),)
+    assert [policy.kubelet.resource_of(pool) for pool in ("big", "small", "")] == ["nvidia.com/gpu", None, None]

@@ -139,3 +139,8 @@ def test_what_is_said_of_a_pool_may_be_lost() -> None:
     before = parse_policy(WHOLE | {"kubelet": {"pool": "big"}, "dra": {"pool": "big"}}, "policy.toml")
     lost = lost_restrictions(before, parse_policy(WHOLE | {"pool": less}, "policy.toml"))
     assert lost == ("pool big containers_per_gpu", "kubelet.pool", "dra.pool")
+
+
+def test_a_table_of_resources_is_a_restriction_too() -> None:
+    before = parse_policy(WHOLE | {"kubelet": {"resources": {"nvidia.com/gpu": "big"}}}, "policy.toml")
+    assert "kubelet.resources" in lost_restrictions(before, parse_policy(WHOLE, "policy.toml"))
