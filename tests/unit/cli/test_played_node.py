@@ -15,6 +15,7 @@ DOCS = Path(__file__).parents[3] / "docs"
 # As the chart writes it; the chart says `--kubelet`.
 CLUSTER = '[kubelet]\nenabled = true\npool = "cluster"\n[[pool]]\nname = "cluster"\nmodel = ["*"]\n'
 ENABLED = "[kubelet]\nenabled = true\n"
+KINDS = f'{ENABLED}resources = {{"nvidia.com/l40s" = "l40s"}}\n[[pool]]\nname = "l40s"\ndevice = ["2", "3"]\n'
 INJECTING = '[kubelet]\ninject_for = ["nvidia.com/*"]\n'
 Line = dict[str, Any]
 
@@ -56,6 +57,11 @@ PLAYED = {
         ["exclusive 0,1", "exclusive 0", "exclusive 1,2"],
     ),
     "a sidecar's do not": (CLUSTER, pod("a", limited(1), init=SIDECAR), ["exclusive 0", "exclusive 1"]),
+    "by the resource of a pool": (
+        KINDS,
+        pod("a", limited(1, resource="nvidia.com/l40s"), limited(2, "other")),
+        ["exclusive 2", "exclusive 0,1"],
+    ),
     "more than there are": (CLUSTER, pod("a", limited(5), "{name: b}"), ["no-such-gpu"] * 2),
     "more than are left, and what is not admitted holds nothing": (
         CLUSTER,
