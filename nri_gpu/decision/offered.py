@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from enum import StrEnum
 
 from msgspec import Struct
@@ -66,10 +66,11 @@ class KubeletOffer(Struct, frozen=True):
 
 def kubelet_offer(inventory: Inventory, settings: KubeletSettings, pools: PoolList) -> KubeletOffer:
     """Return what the device plugin offers. No two resources have one name, whatever is in MIG mode."""
+    of_pool = {name: settings.resource_of(name) for name in ("", *(pool.name for pool in pools.pools))}
     of_resource: dict[str | None, list[Unit]] = {}
-    for unit in inventory.units:
+    for unit in inventory.gpus if settings.mig_strategy is MigStrategy.NONE else inventory.units:
         pool = pools.of(unit)
-        of_resource.setdefault(settings.resource_of(pool.name if pool else ""), []).append(unit)
+        of_resource.setdefault(of_pool[pool.name if pool else ""], []).append(unit)
     found: dict[str, tuple[Unit, ...]] = {}
     divided: dict[str, str] = {}  # prefix -> the resource whose pool has its MIG devices
     left_out: dict[str, tuple[MigPart, ...]] = {}
@@ -90,13 +91,13 @@ def kubelet_offer(inventory: Inventory, settings: KubeletSettings, pools: PoolLi
 
 def _of_one_name(units: Sequence[Unit], strategy: MigStrategy) -> tuple[Unit, ...]:
     """Return those of a resource's GPUs and MIG devices that are offered by its own name."""
-    gpus = tuple(dict.fromkeys(map(whole, units)))
-    if strategy is MigStrategy.SINGLE and any(gpu.mig_enabled for gpu in gpus):
-        return tuple(unit for unit in units if isinstance(unit, MigPart)) if _are_alike(gpus) else ()
+    if strategy is MigStrategy.SINGLE and any(whole(unit).mig_enabled for unit in units):
+        return tuple(unit for unit in units if isinstance(unit, MigPart)) if _are_alike(map(whole, units)) else ()
     undivided = (unit for unit in units if isinstance(unit, Gpu))
     return tuple(gpu for gpu in undivided if strategy is not MigStrategy.MIXED or is_allocatable(gpu))
 
 
-def _are_alike(gpus: Sequence[Gpu]) -> bool:
+def _are_alike(gpus: Iterable[Gpu]) -> bool:
     """Return whether MIG strategy `single` fits: each GPU is in MIG mode, no GPU is empty, and all have one profile."""
-    return all(gpu.mig_enabled and gpu.mig for gpu in gpus) and len({d.profile for gpu in gpus for d in gpu.mig}) == 1
+    among = {gpu.uuid: gpu for gpu in gpus}.values()
+    return all(gpu.mig_enabled and gpu.mig for gpu in among) and len({d.profile for gpu in among for d in gpu.mig}) == 1
