@@ -148,7 +148,7 @@ class KubeletController:
         if not self._settings.enabled:
             return None
         if self._fault:
-            return (ResourceStatus(self._settings.resource, False, None, self._fault),)
+            return tuple(ResourceStatus(name, False, None, self._fault) for name in self._settings.names)
         return tuple(endpoint.status() for endpoint in self._endpoints.values())
 
     def fail_open(self) -> str:
