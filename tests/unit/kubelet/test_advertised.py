@@ -18,10 +18,11 @@ from nri_gpu.policy.kubelet_settings import KubeletSettings, MigStrategy
 from nri_gpu.policy.model import Policy
 from nri_gpu.policy.read import parse_policy
 from nri_gpu.policy.rules import PoolList
+from tests.support import builders
 from tests.support.builders import entry, foreign, gpu, ledger, mig_gpu, mig_uuid, uuid
 from tests.support.fabrics import KNOWN
 from tests.support.golden_sets import GOLDEN, Golden
-from tests.support.kubelet_nodes import GPU, PluginNode, again, from_kubelet
+from tests.support.kubelet_nodes import GPU, ExternalNode, PluginNode, again, from_kubelet
 
 NONE, SINGLE, MIXED = MigStrategy.NONE, MigStrategy.SINGLE, MigStrategy.MIXED
 SMALL, MEDIA, LARGE = (f"nvidia.com/mig-{profile}" for profile in ("1g.5gb", "1g.5gb.me", "3g.20gb"))
@@ -164,6 +165,20 @@ def test_a_pod_keeps_what_it_was_allocated_under_another_of_our_names() -> None:
         node.end_pod(holder)
         node.plugin.lapse()
         assert not any(device.why for device in node.devices.devices(other))
+
+
+@pytest.mark.parametrize(("name", "kept"), [(GPU, True), ("nvidia.com/gone", False)])
+def test_what_another_of_our_names_reserves_is_kept_and_what_none_reserves_ends(name: str, kept: bool) -> None:
+    """As PodResources lists it after a restart, for a pod of which no container is there now."""
+    node = ExternalNode(KINDS.kubelet)
+    node.policy = KINDS
+    node.restart_daemon()
+    waits = builders.container(of="waits")
+    node.lists(waits, [uuid(1)], name)
+    node.sandbox_created(waits)
+    node.list_all()
+    why = {device.id: device.why for device in node.devices.devices(L40S)}
+    assert why == {uuid(1): TAKEN if kept else "", uuid(2): ""}
 
 
 def test_a_resource_whose_pool_goes_is_offered_empty() -> None:
