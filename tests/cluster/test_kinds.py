@@ -63,6 +63,7 @@ def test_jobs_of_both_kinds_get_their_own(cluster: Cluster) -> None:
     cluster.stop(DAEMON)
     cluster.run_daemon(topology, POOL)
     cluster.wait_allocatable(3)
+    cluster.wait_allocatable(0, L40S)
     os.kill(cluster.pids("l40s")[0], 9)
     cluster.wait_phase("l40s", restarts=1)
     assert cluster.minors("l40s") == kept
