@@ -7,9 +7,9 @@ from enum import StrEnum
 
 from msgspec import Struct
 
-from nri_gpu.decision.refusals import counted
 from nri_gpu.domain.gpu import Gpu, GpuUuid, MigPart, Unit, is_compute_slice, whole
 from nri_gpu.domain.node import Inventory
+from nri_gpu.domain.text import counted
 from nri_gpu.policy.kubelet_settings import KubeletSettings, MigStrategy, mig_resource
 from nri_gpu.policy.model import Policy
 from nri_gpu.policy.rules import PoolList

@@ -213,10 +213,10 @@ def test_pools_have_a_column_where_the_policy_has_some() -> None:
         at = [each.head for each in grid.columns].index("POOL")
         return [str(row[at]) for row in grid.rows]
 
-    assert column(status_page(status, NOW)) == ["-", "", "-", "small"]  # without one: a GPU's second holder
+    assert column(status_page(status, Times(NOW))) == ["-", "", "-", "small"]  # without one: a GPU's second holder
     assert column(gpus_page(mig.inventory, status)) == ["-", "-", "small"]
     without = status_of(view())
-    for page in (status_page(without, NOW), gpus_page(mig.inventory), gpus_page(mig.inventory, without)):
+    for page in (status_page(without, Times(NOW)), gpus_page(mig.inventory), gpus_page(mig.inventory, without)):
         assert "POOL" not in plain(page)
 
 
