@@ -8,13 +8,11 @@ replayed alone. A bug here ends nothing but a record.
 
 from __future__ import annotations
 
-import asyncio
 import json
 import os
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
 from itertools import groupby, islice
 from pathlib import Path
@@ -39,12 +37,12 @@ from nri_gpu.records.audit_records import (
     decision_record,
     ledger_record,
 )
+from nri_gpu.records.batches import DELAY_S, Batches, open_to_append
 from nri_gpu.system.state import Changed, NodeState
 from nri_gpu.system.tasks import LogOnce
 
 FILE: Final = "audit.jsonl"
 OLD_FILE: Final = "audit.1.jsonl"
-DELAY_S: Final = 0.25
 # Notes that are not written yet. On a disk that hangs, decisions beyond that are lost and counted, and the ledger is
 # written again in full.
 WAITING_MAX: Final = 2000
@@ -61,11 +59,20 @@ class _Decided(Struct, frozen=True):
     now: float
 
 
-class _Synchronized(Struct, frozen=True):
+class _Changed(Struct, frozen=True):
     ledger: Ledger
+    at: float
 
 
-_Note = _Decided | PolicyRecord | Ledger | _Synchronized | RepairRecord
+class _Synchronized(_Changed, frozen=True):
+    pass
+
+
+class _Forgotten(Struct, frozen=True):
+    decisions: int
+
+
+_Note = _Decided | PolicyRecord | _Changed | RepairRecord | _Forgotten
 _Record = Mapping[str, object] | Struct
 
 
@@ -83,13 +90,8 @@ class AuditLog:
         self._path, self._old_path = folder / FILE, folder / OLD_FILE
         self._most_bytes = most_bytes
         self._wall = wall
-        self._delay_s = delay_s
-        self._notes: deque[_Note] = deque()
-        self._forgotten = 0  # decisions, since the last batch
-        self._loop: asyncio.AbstractEventLoop | None = None  # while it runs
-        self._timer: asyncio.TimerHandle | None = None
-        self._batch: Future[None] | None = None  # that the thread took last
-        self._thread = ThreadPoolExecutor(1, "nri-gpu-audit")
+        self._batches = Batches[_Note](self._append, "nri-gpu-audit", delay_s)
+        self.run, self.written = self._batches.run, self._batches.written
         # What follows is the thread's.
         self._lost = 0
         self._bytes = 0  # of the file
@@ -101,6 +103,7 @@ class AuditLog:
         self._node: Node | None = None
         self._policy = PolicyRecord("", "")
         self._ledger = Ledger()
+        self._at: float | None = None  # when that ledger was noted
 
     def decided(self, container: Container, decision: Decision, node: Node, now: float) -> None:
         """Note that a request was answered. now: seconds on the ledger's clock."""
@@ -115,72 +118,34 @@ class AuditLog:
         self._note(RepairRecord(self._wall(), gpu_uuid, due))
 
     def follow(self, state: NodeState) -> None:
-        state.first(lambda: self._note(state.ledger), Changed.LEDGER)
+        state.first(lambda: self._note(_Changed(state.ledger, self._wall())), Changed.LEDGER)
 
     def synchronized(self, ledger: Ledger) -> None:
         """Note that the ledger was rebuilt from the runtime's list."""
-        self._note(_Synchronized(ledger))
-
-    async def run(self) -> None:
-        """Write until cancelled, and then the notes that are left."""
-        self._loop = asyncio.get_running_loop()
-        self._soon()
-        try:
-            await self._loop.create_future()
-        finally:
-            self._loop = None
-            if self._timer:
-                self._timer.cancel()
-            await self.written()
-            while self._notes:  # of tasks that end beside this one
-                await self.written()
-            self._thread.shutdown(wait=False)
-
-    async def written(self) -> None:
-        """Return when every note is written, or could not be."""
-        await asyncio.shield(asyncio.wrap_future(self._write_batch()))
+        self._note(_Synchronized(ledger, self._wall()))
 
     def _note(self, note: _Note) -> None:
-        if len(self._notes) >= WAITING_MAX:
+        if len(self._batches.notes) >= WAITING_MAX:
             self._forget()
-        self._notes.append(note)
-        self._soon()
-
-    def _soon(self) -> None:
-        if self._loop and self._notes and not self._timer:
-            self._timer = self._loop.call_later(self._delay_s, self._write_soon)
-
-    def _write_soon(self) -> None:
-        self._timer = None
-        if self._batch and not self._batch.done():  # no second one waits in memory for a disk that hangs
-            self._soon()
-        elif self._notes:
-            self._write_batch()
-
-    def _write_batch(self) -> Future[None]:
-        """Let the thread write what was noted, behind what it has."""
-        notes, self._notes = self._notes, deque()
-        lost, self._forgotten = self._forgotten, 0
-        self._batch = self._thread.submit(self._append, notes, lost)
-        return self._batch
+        self._batches.note(note)
 
     def _forget(self) -> None:
         """Drop all notes but the newest policy and the newest ledger, by which the next decisions are made."""
-        self._forgotten += sum(isinstance(note, _Decided) for note in self._notes)
-        newest: dict[type, _Note] = {}
-        for note in self._notes:
+        forgotten, newest = 0, dict[type, _Note]()
+        for note in self._batches.notes:
             match note:
+                case _Decided():
+                    forgotten += 1
+                case _Forgotten(decisions):
+                    forgotten += decisions
                 case PolicyRecord():
                     newest[PolicyRecord] = note
-                case Ledger():
-                    newest[Ledger] = _Synchronized(note)
-                case _Synchronized():
-                    newest[Ledger] = note
-        self._notes = deque(newest.values())
+                case _Changed(ledger, at):
+                    newest[Ledger] = _Synchronized(ledger, at)
+        self._batches.notes = deque([_Forgotten(forgotten), *newest.values()])
 
-    def _append(self, notes: deque[_Note], lost: int) -> None:
-        """Write the lines of the notes, in the thread. lost: decisions that are not among them any more."""
-        self._lost += lost
+    def _append(self, notes: deque[_Note]) -> None:
+        """Write the lines of the notes, in the thread."""
         try:
             self._write_lines([line for note in notes for line in self._noted(note)])
         except OSError as error:
@@ -215,12 +180,10 @@ class AuditLog:
             yield _TURN
         if not self._begun:
             self._begun, self._bytes = True, 0
-            # A line break first: the line before may have been cut short.
-            yield "\n"
             if self._node:
                 yield _line(NodeRecord(node=encode(self._node)))
             yield _line(self._policy)
-            yield from map(_line, _ledger_records(self._ledger))
+            yield from map(_line, _ledger_records(self._ledger, self._at))
         if isinstance(note, _Decided):
             yield from self._decision_lines(note)
         else:
@@ -243,21 +206,21 @@ class AuditLog:
         self._shares.add(pod, len(line))
         yield line
 
-    def _records(self, note: PolicyRecord | Ledger | _Synchronized | RepairRecord) -> Iterator[_Record]:
+    def _records(self, note: PolicyRecord | _Changed | RepairRecord | _Forgotten) -> Iterator[_Record]:
         match note:
             case PolicyRecord():
                 self._policy = note
                 yield note
-            case _Synchronized(ledger):
-                self._ledger = ledger
-                yield from _ledger_records(ledger)
-            case Ledger():
-                changed = changed_record(self._ledger, note)
-                self._ledger = note
-                if changed:
+            case _Changed(ledger, at):
+                before, self._ledger, self._at = self._ledger, ledger, at
+                if isinstance(note, _Synchronized):
+                    yield from _ledger_records(ledger, at)
+                elif changed := changed_record(before, ledger, at):
                     yield changed
             case RepairRecord():
                 yield note
+            case _Forgotten(decisions):
+                self._lost += decisions
 
     def _failed(self, error: Exception) -> None:
         """Log a bug, once. Something may be missing, so node, policy and ledger are written again."""
@@ -274,24 +237,23 @@ class AuditLog:
                 with suppress(FileNotFoundError):
                     self._path.replace(self._old_path)
                 continue
-            with open(os.open(self._path, _FLAGS, 0o600), "ab") as file:  # noqa: PTH123 - with a mode of our own
+            with open_to_append(self._path) as file:
                 file.write("".join(part).encode())
                 file.flush()
                 self._bytes = os.fstat(file.fileno()).st_size
 
 
 _TURN: Final = ""  # among lines: a new file begins here
-_FLAGS: Final = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
 
 
 def _line(record: _Record) -> str:
     return json.dumps(to_builtins(record), separators=(",", ":")) + "\n"
 
 
-def _ledger_records(ledger: Ledger) -> Iterator[_Record]:
+def _ledger_records(ledger: Ledger, at: float | None) -> Iterator[_Record]:
     """Yield the whole ledger, a few grants in each record: the first record replaces, the next ones add."""
     entries = iter(ledger.entries.items())
     first = replace(ledger, entries=dict(islice(entries, GRANTS_AT_ONCE)), live={})
-    yield ledger_record(first)
+    yield ledger_record(first, at)
     while more := dict(islice(entries, GRANTS_AT_ONCE)):
-        yield {**ledger_record(Ledger(more, processes=ledger.processes)), "kind": "changed"}
+        yield {**ledger_record(Ledger(more, processes=ledger.processes), at), "kind": "changed"}

@@ -73,7 +73,10 @@ class _LedgerRecord(Struct, frozen=True, tag_field="kind", tag="ledger"):
     leaving: dict[GpuUuid, Releasing | None]
     reservations: dict[str, Reservation | None]
     claims: dict[ClaimUid, PreparedClaim | None]
-    unsought: dict[ContainerId, float | None] = {}  # these two are not in logs of earlier versions
+    at_s: float | None = (
+        None  # seconds since the epoch, when it was noted; not in logs of earlier versions, as the next two
+    )
+    unsought: dict[ContainerId, float | None] = {}
     processes: dict[ContainerId, FirstProcess | None] = {}  # of created containers
 
 
@@ -115,14 +118,14 @@ def digest(edits: Edits) -> str:
     return hashlib.sha256(canonical(edits).encode()).hexdigest()
 
 
-def ledger_record(ledger: Ledger) -> Record:
-    return {"kind": "ledger", **_changes(Ledger(), ledger)}
+def ledger_record(ledger: Ledger, at_s: float | None) -> Record:
+    return {"kind": "ledger", "at_s": at_s, **_changes(Ledger(), ledger)}
 
 
-def changed_record(old: Ledger, new: Ledger) -> Record | None:
-    """Return the record of how two ledgers differ, or None if they are equal."""
+def changed_record(old: Ledger, new: Ledger, at_s: float) -> Record | None:
+    """Return the record of how two ledgers differ, or None if they are equal. at_s: when, seconds since the epoch."""
     changes = _changes(old, new)
-    return {"kind": "changed", **changes} if any(changes.values()) else None
+    return {"kind": "changed", "at_s": at_s, **changes} if any(changes.values()) else None
 
 
 def decision_record(container: Container, decision: Decision, at_s: float, now: float) -> DecisionRecord:

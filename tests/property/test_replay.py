@@ -90,7 +90,7 @@ class Recorder:
                 self.records.append(NodeRecord(node=encode(step)))
             case Ledger():
                 self.ledger = step
-                self.records.append(ledger_record(step))
+                self.records.append(ledger_record(step, 0.0))
             case str():
                 self._happen(step)
             case _:
@@ -135,7 +135,7 @@ class Recorder:
 
     def _apply(self, event: LedgerEvent) -> None:
         before, self.ledger = self.ledger, apply(self.ledger, event, self.rules)
-        changed = changed_record(before, self.ledger)
+        changed = changed_record(before, self.ledger, 0.0)
         if changed:
             self.records.append(changed)
 

@@ -186,7 +186,7 @@ def record(file: Path) -> None:
         decision = decide(container, node, ledger, Policy.default())
         lines.append(decision_record(container, decision, 1_800_000_000.0, now))
         old, ledger = ledger, decided(ledger, decision, now)
-        if changed := changed_record(old, ledger):
+        if changed := changed_record(old, ledger, 0.0):
             lines.append(changed)
     file.write_text("".join(json.dumps(to_builtins(line)) + "\n" for line in lines))
 

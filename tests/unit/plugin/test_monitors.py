@@ -105,7 +105,7 @@ def test_a_replay_knows_monitors_by_the_record_and_by_another_policy() -> None:
     for ledger in (watched, bench.plugin.ledger):
         for instead, free in ((None, ledger is watched), (Policy(), False), (MONITORS, True)):
             replay = Replay(lambda _, __: Policy(), instead)
-            replay.take(ledger_record(ledger))
+            replay.take(ledger_record(ledger, 0.0))
             assert (not replay.ledger.usage()) is free
 
 

@@ -362,3 +362,25 @@ async def test_in_the_next_file_a_pod_has_its_share_again(tmp_path: Path) -> Non
     assert (tmp_path / OLD_FILE).exists()
     pods = {each["container"]["pod"]["name"] for each in records(tmp_path / FILE) if each["kind"] == "decision"}
     assert len(pods) > 1
+
+
+async def test_each_change_of_the_ledger_says_when(tmp_path: Path) -> None:
+    async with writing(tmp_path, delay_s=0) as log:
+        shell = Shell(log)
+        shell.create(made := asking(0))
+        shell.remove(made)
+        log.synchronized(Ledger())
+    ledgers = [each for each in records(tmp_path / FILE) if each["kind"] in ("changed", "ledger")]
+    assert [each["at_s"] for each in ledgers] == [None, *[1_800_000_000.0] * 3]
+    assert replayed(tmp_path / FILE) == 1
+
+
+async def test_a_file_begins_with_a_record_and_one_cut_short_goes_on_with_a_new_line(tmp_path: Path) -> None:
+    for life in range(3):
+        async with writing(tmp_path, delay_s=0) as log:
+            Shell(log).create(asking(life))
+        with (tmp_path / FILE).open("a") as file:
+            file.write('{"kind": "dec' if life == 1 else "")
+    lines = (tmp_path / FILE).read_text().splitlines()
+    assert "" not in lines
+    assert sum(line == '{"kind": "dec' for line in lines) == 1
