@@ -198,6 +198,13 @@ class GpuUsage(Struct, frozen=True, kw_only=True):
     memory_clock_mhz: int | None = None
 
 
+class RecordStatus(Struct, frozen=True):
+    """The record of who had which GPU. folder: of usage.jsonl; empty where nothing is kept. why_none: a clause."""
+
+    folder: str = ""
+    why_none: str = ""
+
+
 class SamplingStatus(Struct, frozen=True, kw_only=True):
     """The samples of what GPUs do. enabled: by the policy. fault: why there is none, or no newer one.
 
@@ -392,6 +399,7 @@ class DaemonStatus(Struct, frozen=True, kw_only=True, tag_field="schema", tag="n
     conflicts: tuple[ConflictStatus, ...] = ()
     unkilled: tuple[UnkilledStatus, ...] = ()
     sampling: SamplingStatus = SamplingStatus()
+    record: RecordStatus = RecordStatus()
 
 
 class ProcessStatus(Struct, frozen=True, kw_only=True):

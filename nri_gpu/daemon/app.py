@@ -18,6 +18,7 @@ from nri_gpu.daemon.answers import (
     KubeletStatus,
     PolicyStatus,
     ProcessesAnswer,
+    RecordStatus,
     RepairedAnswer,
     StrayStatus,
 )
@@ -36,8 +37,9 @@ from nri_gpu.ledger.ledger import Ledger
 from nri_gpu.nri.convert import Configured
 from nri_gpu.plugin.decision_log import Refusals
 from nri_gpu.plugin.dependencies import PluginDependencies
-from nri_gpu.plugin.guard_status import guard_connected
+from nri_gpu.plugin.guard_status import guard_connected, in_pod
 from nri_gpu.plugin.handlers import Plugin
+from nri_gpu.plugin.holds_follower import HoldsFollower
 from nri_gpu.plugin.registration_pause import AwayFile
 from nri_gpu.plugin.request_sizes import Sizes
 from nri_gpu.plugin.supervisor import Identity, SessionFollowers, Supervisor
@@ -46,11 +48,14 @@ from nri_gpu.policy.model import Policy
 from nri_gpu.records.audit import AuditLog
 from nri_gpu.records.audit_records import PolicyRecord
 from nri_gpu.records.journal import JOURNAL, Journal
+from nri_gpu.records.kept_folder import kept_folder
 from nri_gpu.records.ledger_file import LedgerFile, read_ledger
 from nri_gpu.records.policy_file import PolicyFile, first_policy
 from nri_gpu.records.policy_reload import PolicyReload, PolicyWatch
 from nri_gpu.records.recorder import StateRecorder
 from nri_gpu.records.state_folder import StateFolder
+from nri_gpu.records.usage_lines import now
+from nri_gpu.records.usage_log import UsageLog
 from nri_gpu.stray.stray_controller import StrayController
 from nri_gpu.system.cgroups import ContainerCgroups, mounts_of
 from nri_gpu.system.child import unkilled
@@ -60,6 +65,7 @@ from nri_gpu.system.node_name import node_name
 from nri_gpu.system.runtime_cri import REVOKED, RuntimeCri
 from nri_gpu.system.service_manager import Notifier
 from nri_gpu.system.state import Changed, NodeState
+from nri_gpu.system.storage import boot_id
 from nri_gpu.system.succession import Succession
 from nri_gpu.system.tasks import cancelled, exit_code, later
 
@@ -103,6 +109,10 @@ class Daemon:
         self._policy = PolicyReload(policy_file, state, self._warn_of_fixed, lambda: self._sizes.namespaces())
         self._audit = _audit_log(fixed, folder.path)
         self._cri = RuntimeCri(lambda: state.settings.guard)
+        kept = kept_folder(fixed.usage, in_pod=in_pod(), simulated=topology is not None)
+        self._usage = _usage_log(fixed, kept)
+        self._record = RecordStatus(str(kept), "") if self._usage else RecordStatus("", str(kept))
+        self._holds = HoldsFollower(state, self._usage, now, boot_id(), later)
         self._node = NodeControllers(
             state, fixed, folder, key, topology, lambda: self._sizes.containers(), stages=joins_runtime
         )
@@ -128,6 +138,7 @@ class Daemon:
         self._metrics = MetricsController(fixed.metrics, self._view, sampled=self._node.usage.ask)
         self._follow()
         self._recall()
+        self._holds.follow()
 
     def _make_plugin(self, key: bytes) -> Plugin:
         journal = Journal(self._folder.path / JOURNAL, key)
@@ -208,8 +219,7 @@ class Daemon:
         kubelet = asyncio.create_task(self._kubelet.run())
         # The last tasks to end: requests in flight are answered, and the audit log has them.
         last = [asyncio.create_task(self._serve(inherited))]
-        if self._audit:
-            last.append(asyncio.create_task(self._audit.run()))
+        last += [asyncio.create_task(each.run()) for each in (self._audit, self._usage) if each]
         parts = (self._reporter.run(), self._metrics.run(), self._stray.run(), self._policy.run(), self._dra.run())
         rest = [
             asyncio.create_task(each)
@@ -357,6 +367,8 @@ class Daemon:
             usages=self._node.usage.report(),
             ungranted=len(self._plugin.ungranted),
             lost=self._plugin.processes.described(),
+            held=self._holds.seconds(),
+            record=self._record,
             unkilled=unkilled(),
             history=self._node.inventory.history,
             restarts=self._node.restarts(),
@@ -394,6 +406,13 @@ class Daemon:
         text, fault = self._policy_file.taken, self._state.policy.fault
         known = (text.file, text.text) if text and not fault else ("", "")
         self._audit.policy_changed(PolicyRecord(*known, fault))
+
+
+def _usage_log(policy: Policy, kept: Path | str) -> UsageLog | None:
+    """Return the record of holds. kept: its folder, or why there is none."""
+    if isinstance(kept, str):
+        return None
+    return UsageLog(kept, boot_id(), now, keep_days=policy.usage.keep_days, keep_mib=policy.usage.keep_mib)
 
 
 def _audit_log(policy: Policy, state: Path) -> AuditLog | None:

@@ -39,7 +39,7 @@ FIELDS: Final = (
     "inventory_number", "inventory_age_s", "elapsed_ms", "deadline_ms", "parts", "payload_bytes", "fault", "resource",
     "dropped", "lasting_s", "fix", "signal", "pid", "name", "index", "state", "before", "changes", "xid",
     "lost", "cgroup", "pids", "namespaces", "settings", "peer", "follower", "replaced",
-    "left_out", "holder", "pods",
+    "left_out", "holder", "pods", "claim", "held_s",
 )  # fmt: skip
 WAITING_LINES: Final = 1_000
 PIPE_BUF: Final = 4096  # bytes

@@ -269,6 +269,13 @@ FAMILIES: Final = (
         ("outcome", "code"),
     ),
     Family(
+        COUNTER,
+        "nri_gpu_held_seconds",
+        "GPU-seconds that grants held, each divided by those who held it then, since the daemon began.",
+        lambda v: v.held.items(),
+        ("namespace", "model", "mode"),
+    ),
+    Family(
         GAUGE,
         "nri_gpu_node_ready",
         "1 while GPUs could be granted, as far as the driver goes.",

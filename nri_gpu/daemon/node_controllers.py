@@ -40,6 +40,7 @@ def restart_only(policy: Policy) -> Mapping[str, object]:
         "[kubelet]": policy.kubelet,
         "[dra]": policy.dra,
         "[metrics]": policy.metrics,
+        "[usage]": policy.usage,
     }
 
 

@@ -24,6 +24,7 @@ from nri_gpu.ledger.holders import ExternalAllocation, Releasing, Reservation, U
 from nri_gpu.ledger.ledger import Entry, GrantPhase, Ledger
 from nri_gpu.nri.list_size import ListedContainer
 from nri_gpu.plugin.counts import Counts
+from nri_gpu.plugin.holds_follower import Account
 from nri_gpu.plugin.process_looks import Lost
 from nri_gpu.policy.model import Policy
 from nri_gpu.records.ledger_file import holder_line
@@ -62,6 +63,8 @@ class View(Struct, frozen=True, kw_only=True):
     unkilled: tuple[Unkilled, ...] = ()  # processes of the daemon that hang in the kernel
     notes: Mapping[str, HealthNotes] = {}  # by the UUID of a whole GPU
     usages: Usages = NO_USAGES  # what GPUs and their holders do
+    held: Mapping[Account, float] = {}  # seconds that grants held GPUs
+    record: answers.RecordStatus = answers.RecordStatus()
     ungranted: int = 0  # running containers that asked for GPUs and were created without us
     guard_connected: bool | None = None  # None where no guard can be seen from here, as in a pod
     restarts: Mapping[str, int] = {}  # child -> starts after its first
@@ -128,6 +131,7 @@ def status_of(view: View) -> answers.DaemonStatus:
         external=tuple(map(_external, view.ledger.external.values())),
         conflicts=tuple(map(_conflict, conflicts(view.ledger).values())),
         sampling=sampling_of(view.usages),
+        record=view.record,
     )
 
 

@@ -277,6 +277,19 @@ class MigPart(Struct, frozen=True):
         return f"{self.gpu.index}:{self.device.index}"
 
 
+# Compute slices of GPUs whose largest MIG profile is 4g (NVML_GPU_INSTANCE_PROFILE_4_SLICE); all others have seven.
+_FOUR_SLICES: Final = ("A30", "RTX PRO")
+
+
+def compute_share(unit: Unit) -> float:
+    """Return which part of its GPU's compute slices a unit has: 1.0 for a whole GPU."""
+    if isinstance(unit, Gpu):
+        return 1.0
+    total = 4 if any(each in unit.model for each in _FOUR_SLICES) else 7
+    profile = unit.device.profile
+    return min(1.0, (1 if profile == bounds.UNKNOWN_PROFILE else slices(profile)[1]) / total)
+
+
 Unit = Gpu | MigPart  # what can be granted: one has a UUID, and at most one mode at a time
 
 

@@ -1,14 +1,19 @@
-"""Settings of the samples of what GPUs do."""
+"""Settings of what GPUs do, and of the record of who had them."""
 
-from typing import Annotated
+from typing import Annotated, Final
 
-from msgspec import Struct
+from msgspec import Meta, Struct
 
-from nri_gpu.policy.forms import about
+from nri_gpu.policy.forms import about, text
+
+OFF: Final = "off"
+_DIR: Final = text(
+    r"(?:(?:/(?!\.\.?(?:/|$))[!-.0-~]+)+/?|off)?", "empty, an absolute path below /, or the word off", 1024
+)
 
 
 class UsageSettings(Struct, frozen=True, kw_only=True):
-    """Samples of what GPUs do, for `nri-gpu status` and metrics (docs/usage.md)."""
+    """Samples of what GPUs do (docs/usage.md), and the record of who had which GPU (docs/record.md)."""
 
     samples: Annotated[
         bool,
@@ -17,3 +22,15 @@ class UsageSettings(Struct, frozen=True, kw_only=True):
             "that holds NVML open meanwhile, for GPUs that are held."
         ),
     ] = True
+    dir: Annotated[
+        str,
+        _DIR,
+        about(
+            "Folder of usage.jsonl, root's, which a reboot leaves. Empty: the systemd unit's state directory, else "
+            "/var/lib/nri-gpu where only root can change it; in a pod only if it is mounted. off: nothing is kept."
+        ),
+    ] = ""
+    keep_days: Annotated[int, Meta(ge=1, le=3650), about("Days after which what is kept there is deleted.")] = 90
+    keep_mib: Annotated[
+        int, Meta(ge=1, le=1024), about("MiB that it may have; the oldest eighth is deleted before it has more.")
+    ] = 64

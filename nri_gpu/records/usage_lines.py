@@ -1,0 +1,132 @@
+"""The lines of usage.jsonl: who had which GPU, from when to when.
+
+A hold is a GPU or MIG device with one of its holders. It has a line when it begins and one when it ends; once an hour,
+and when a daemon begins, one line lists all that are open. A line that is missing is found by these lists: a hold that
+a list lacks, or of a boot that is over, ended after the last line that knew it. Each line has the boot and the seconds
+on the boot's monotonic clock, by which times are told apart from each other whatever sets the other clock.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import time
+from typing import Annotated, Final
+
+from msgspec import Meta, Struct
+from msgspec.json import Decoder, encode
+
+from nri_gpu.domain.gpu import MigPart, Unit, compute_share, whole
+from nri_gpu.ledger.holds import End, Hold, HoldKey, Way
+
+SCHEMA: Final = "nri-gpu/usage-log/v1"
+_Seconds = Annotated[float, Meta(ge=0, lt=1e12)]
+
+
+class Moment(Struct, frozen=True):
+    """A moment of one boot: seconds on its monotonic clock, and since the epoch."""
+
+    mono_s: float
+    at_s: float
+
+
+class _Line(Struct, frozen=True, kw_only=True, tag_field="kind"):
+    """at_s: seconds since the epoch; mono_s: the same moment, seconds on that boot's monotonic clock."""
+
+    boot: str
+    at_s: _Seconds
+    mono_s: _Seconds
+
+
+class Begun(_Line, frozen=True, kw_only=True, tag="begun"):
+    """A hold that is open. It may stand in the file again: a file begins with those that are open.
+
+    since_s: when it began, on the same clock as mono_s. gpu: the UUID of the whole GPU. share: of its compute slices.
+    """
+
+    schema: str = SCHEMA
+    hold: str
+    since_s: _Seconds
+    gpu_uuid: str
+    gpu: str
+    place: str
+    model: str
+    profile: str
+    share: Annotated[float, Meta(gt=0, le=1)]
+    way: Way
+    mode: str
+    namespace: str
+    pod: str
+    pod_uid: str
+    container: str
+    claim: str
+
+    @property
+    def began(self) -> Moment:
+        """Return when the hold began."""
+        return Moment(self.since_s, self.at_s - (self.mono_s - self.since_s))
+
+    def same(self, other: Begun) -> bool:
+        """Return whether another line of that hold's id is about the same hold: a kubelet's device serves many pods."""
+        return (self.pod_uid, self.pod, self.mode) == (other.pod_uid, other.pod, other.mode)
+
+
+class Ended(_Line, frozen=True, kw_only=True, tag="ended"):
+    """The end of a hold."""
+
+    hold: str
+    why: End
+
+
+class Open(_Line, frozen=True, kw_only=True, tag="open"):
+    """All holds that are open."""
+
+    holds: tuple[str, ...]
+
+
+UsageLine = Begun | Ended | Open
+_DECODER: Final[Decoder[UsageLine]] = Decoder(UsageLine)
+
+
+def now() -> Moment:
+    return Moment(time.monotonic(), time.time())
+
+
+def hold_id(key: HoldKey) -> str:
+    """Return a hold's id in the file. No two that are open have the same."""
+    return hashlib.blake2b("\n".join(key).encode(), digest_size=8).hexdigest()
+
+
+def begun_line(hold: Hold, unit: Unit | None, since_s: float, boot: str, now: Moment) -> Begun:
+    """Return the line of a hold's beginning. unit: None where the node does not have it any more."""
+    return Begun(
+        boot=boot,
+        at_s=now.at_s,
+        mono_s=now.mono_s,
+        hold=hold_id(hold.key),
+        since_s=since_s,
+        gpu_uuid=hold.uuid,
+        gpu=whole(unit).uuid if unit else hold.uuid,
+        place=unit.place if unit else "",
+        model=unit.model if unit else "",
+        profile=unit.device.profile if isinstance(unit, MigPart) else "",
+        share=compute_share(unit) if unit else 1.0,
+        way=hold.way,
+        mode=hold.mode,
+        namespace=hold.namespace,
+        pod=hold.pod,
+        pod_uid=hold.pod_uid,
+        container=hold.container,
+        claim=hold.claim,
+    )
+
+
+def encoded(line: UsageLine) -> bytes:
+    return encode(line) + b"\n"
+
+
+def decoded(line: bytes) -> UsageLine | None:
+    """Return a line of the file; None for one that was cut short, damaged, or that a later version wrote."""
+    try:
+        return _DECODER.decode(line)
+    except (ValueError, RecursionError):  # msgspec's errors are ValueErrors
+        return None

@@ -1,0 +1,64 @@
+"""The time that GPUs were held, summed up: each moment of a GPU is divided by those who hold it then."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from typing import Generic, TypeVar
+
+from msgspec import Struct
+
+from nri_gpu.records.usage_lines import Moment
+
+A = TypeVar("A")
+ALWAYS = (float("-inf"), float("inf"))
+
+
+class _Device(Struct, Generic[A]):
+    """A GPU or MIG device. share: the part of a GPU that it counts as."""
+
+    share: float
+    accounts: dict[str, A]  # by hold
+    counted: float  # up to when, seconds on the boot's monotonic clock
+
+
+class Sums(Generic[A]):
+    """The GPU-seconds of each account. Moments come in their order, and are all of one boot until `reboot`.
+
+    window: from when to when time counts, seconds since the epoch.
+    """
+
+    def __init__(self, window: tuple[float, float] = ALWAYS) -> None:
+        self.totals = defaultdict[A, float](float)
+        self._window = window
+        self._devices = dict[str, _Device[A]]()  # by UUID
+        self._of = dict[str, str]()  # hold -> UUID
+
+    def begun(self, hold: str, uuid: str, share: float, account: A, now: Moment) -> None:
+        """Count a hold from now on."""
+        device = self._devices.setdefault(uuid, _Device(share, {}, now.mono_s))
+        self._count(device, now)
+        device.accounts[hold] = account
+        self._of[hold] = uuid
+
+    def ended(self, hold: str, now: Moment) -> None:
+        """Count a hold no more; one that is not known changes nothing."""
+        if uuid := self._of.pop(hold, None):
+            device = self._devices[uuid]
+            self._count(device, now)
+            del device.accounts[hold]
+            if not device.accounts:
+                del self._devices[uuid]
+
+    def count(self, now: Moment) -> None:
+        """Count all that is held up to now."""
+        for device in self._devices.values():
+            self._count(device, now)
+
+    def _count(self, device: _Device[A], now: Moment) -> None:
+        elapsed_s = max(0.0, now.mono_s - device.counted)
+        device.counted += elapsed_s
+        first, last = self._window
+        within_s = min(now.at_s, last) - max(now.at_s - elapsed_s, first)
+        if device.accounts and within_s > 0:
+            for account in device.accounts.values():
+                self.totals[account] += within_s * device.share / len(device.accounts)

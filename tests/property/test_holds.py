@@ -1,0 +1,143 @@
+"""Laws of the record: each hold that ends is told once, and what a file has of holds is true wherever it ends."""
+
+from __future__ import annotations
+
+import asyncio
+import tempfile
+from collections import Counter, defaultdict
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Final
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from nri_gpu.ledger.apply import apply
+from nri_gpu.ledger.holds import holds_of
+from nri_gpu.ledger.ledger import Ledger
+from nri_gpu.plugin.holds_follower import HoldsFollower
+from nri_gpu.records.usage_file import Ending, UsageReader
+from nri_gpu.records.usage_lines import Begun, Moment, hold_id
+from nri_gpu.records.usage_log import FILE, UsageLog
+from nri_gpu.records.usage_sums import Sums
+from nri_gpu.system.state import NodeState
+from tests.property import strategies
+from tests.property.test_apply import stories
+from tests.support import builders as make
+from tests.support.ledgers import RULES
+from tests.support.log import Line, log_lines
+
+EPOCH: Final = 1_800_000_000.0
+PARTED: Final = make.inventory([make.gpu(0), *(make.mig_gpu(index, ("1g.5gb",) * 4) for index in range(1, 4))])
+
+
+class Followed:
+    """A follower on virtual time, with a record in a folder of its own."""
+
+    def __init__(self, folder: Path, boot: str = "boot", began: float = 100.0) -> None:
+        self.mono_s, self.shift_s = began, 0.0
+        self.state = NodeState(PARTED, later=lambda action: action())
+        self.record = UsageLog(folder, boot, self.now, keep_days=1, keep_mib=1)
+        self.follower = HoldsFollower(self.state, self.record, self.now, boot, lambda action: action())
+        self.ledgers: list[tuple[float, Ledger]] = []
+
+    def now(self) -> Moment:
+        return Moment(self.mono_s, EPOCH + self.shift_s + self.mono_s)
+
+    def begin(self, ledger: Ledger) -> None:
+        self.state.ledger = ledger
+        self.follower.follow()
+        self.state.synchronized = True
+
+    def commit(self, ledger: Ledger, after_s: float) -> None:
+        self.mono_s += after_s
+        if ledger is not self.state.ledger:
+            self.ledgers.append((self.mono_s, ledger))
+        self.state.commit(ledger)
+
+    def write(self) -> None:
+        asyncio.run(self.record.written())
+
+
+def granted(ledger: Ledger) -> set[tuple[str, str]]:
+    return {(id_, uuid) for uuid, usage in ledger.usage().items() for id_ in usage.grants}
+
+
+steps = st.lists(st.tuples(strategies.ledgers, st.sampled_from([0.0, 0.25, 7.5, 4000.0])), min_size=1, max_size=6)
+
+
+@given(strategies.ledgers, stories)
+def test_each_grant_that_ends_is_logged_once(first: Ledger, story: list) -> None:  # type: ignore[type-arg]
+    lines: list[Line] = []
+    with tempfile.TemporaryDirectory() as folder, log_lines(lines.append):
+        node = Followed(Path(folder))
+        node.begin(first)
+        for event in story:
+            node.commit(apply(node.state.ledger, event, RULES), 1.0)
+    chain = [first, *(ledger for _, ledger in node.ledgers)]
+    ended = Counter(
+        each for before, after in zip(chain, chain[1:], strict=False) for each in granted(before) - granted(after)
+    )
+    told = [line.fields for line in lines if line.text == "GPU released" and "container_id" in line.fields]
+    assert Counter((each["container_id"], uuid) for each in told for uuid in each["gpu_uuid"].split(",")) == ended
+    assert all(each["held_s"] >= 0 for each in told)
+
+
+def read(folder: Path) -> Iterator[Begun | Ending]:
+    reader = UsageReader(folder)
+    yield from reader.events()
+    assert all(hold.began.mono_s <= reader.last.mono_s for hold in reader.open.values())
+
+
+@given(strategies.ledgers, steps, st.data())
+def test_a_file_that_ends_anywhere_says_nothing_that_was_not(first: Ledger, later: list, data: st.DataObject) -> None:  # type: ignore[type-arg]
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        node = Followed(folder)
+        node.begin(first)
+        for ledger, after_s in later:
+            node.shift_s = data.draw(st.sampled_from([0.0, -86_400.0, 3600.0]))
+            node.commit(ledger, after_s)
+        node.write()
+        reader = UsageReader(folder)
+        whole_story = [*reader.events()]
+        assert reader.open.keys() == {hold_id(key) for key in holds_of(node.state.ledger)}
+        content = (folder / FILE).read_bytes()
+        (folder / FILE).write_bytes(content[: data.draw(st.integers(0, len(content)))])
+        cut = [*UsageReader(folder).events()]
+        assert cut == whole_story[: len(cut)]
+
+
+@given(steps)
+def test_the_holders_of_a_gpu_never_have_more_time_than_it_has(later: list) -> None:  # type: ignore[type-arg]
+    with tempfile.TemporaryDirectory() as name:
+        node = Followed(Path(name))
+        node.begin(Ledger())
+        for ledger, after_s in later:
+            node.commit(ledger, after_s)
+        node.write()
+        reader, of_devices, of_gpus = UsageReader(Path(name)), Sums[str](), Sums[str]()
+        for event in reader.events():
+            if isinstance(event, Begun):
+                of_devices.begun(event.hold, event.gpu_uuid, 1.0, event.gpu_uuid, event.began)
+                of_gpus.begun(event.hold, event.gpu_uuid, event.share, event.gpu, event.began)
+            else:
+                of_devices.ended(event.hold, event.now)
+                of_gpus.ended(event.hold, event.now)
+        for sums in (of_devices, of_gpus):
+            sums.count(node.now())
+    held = time_held(node)
+    assert {uuid: round(total, 3) for uuid, total in of_devices.totals.items() if total} == held
+    # A GPU that is held whole and in parts at once is none that `decide` grants.
+    for gpu in PARTED.gpus:
+        if gpu.uuid not in held:
+            assert of_gpus.totals[gpu.uuid] <= sum(after_s for _, after_s in later) + 1e-6
+
+
+def time_held(node: Followed) -> dict[str, float]:
+    """For how long each device was held by anybody, by the ledgers: seconds, to the millisecond."""
+    held = defaultdict[str, float](float)
+    for (began, ledger), (ended, _) in zip(node.ledgers, [*node.ledgers[1:], (node.mono_s, Ledger())], strict=True):
+        for uuid in {key[2] for key in holds_of(ledger)}:
+            held[uuid] += ended - began
+    return {uuid: round(total, 3) for uuid, total in held.items() if total}
