@@ -12,8 +12,10 @@ from nri_gpu.cli.check_command import CheckDocument
 from nri_gpu.cli.driver_command import DriverDocument
 from nri_gpu.cli.explain_command import ExplainDocument
 from nri_gpu.cli.gpus_command import GpusDocument
+from nri_gpu.cli.history_command import HistoryDocument
 from nri_gpu.cli.prepare_command import PrepareDocument
 from nri_gpu.cli.replay_command import ReplayDocument
+from nri_gpu.cli.usage_command import UsageDocument
 from nri_gpu.cli.watch import WatchLine
 from nri_gpu.daemon.answers import DaemonStatus, ProcessesAnswer
 from nri_gpu.doctor.examine import DoctorDocument
@@ -29,11 +31,13 @@ DOCUMENTS: Final[dict[str, tuple[object, ...]]] = {
     "driver": (DriverDocument,),
     "explain": (ExplainDocument,),
     "gpus": (GpusDocument,),
+    "history": (HistoryDocument,),
     "prepare": (PrepareDocument,),
     "processes": (ProcessesAnswer,),
     "replay": (ReplayDocument,),
     "status": (DaemonStatus,),
     "status-watch": (WatchLine[DaemonStatus],),
+    "usage": (UsageDocument,),
     "verify": (Report,),
 }
 Schema = dict[str, object]

@@ -77,6 +77,11 @@ OUTPUT: Final = _option(
     "-o", "--output", help="json: for programs; fields are added, never changed", choices=("text", "json")
 )
 
+WINDOW: Final = (
+    _value("--since", "WHEN", "2d (ago), a day 2026-11-05, or the beginning of a month 2026-11"),
+    _value("--until", "WHEN", "likewise (default: now)"),
+)
+
 OVERRIDES: Final = (  # as `policy` declares them, each by the `flag` of its setting
     SOCKET,
     _value("--index", "NN", "two digits: index among NRI plugins (default 10)"),
@@ -211,6 +216,42 @@ VERBS: Final = (
                 "programs; fields are added, never changed",
                 choices=("text", "wide", "name", "json"),
             ),
+        ),
+    ),
+    Verb(
+        "history",
+        "nri_gpu.cli.history_command",
+        "show who had which GPU, from when to when",
+        "Reads what the daemon keeps over reboots (docs/record.md); for root. A hold whose end nobody saw, as after a\n"
+        "loss of power, ends with the last line that knew it. Example:\n"
+        "  nri-gpu history ml --since 2d",
+        (
+            _option("about", help="a GPU's index or UUID, or NAMESPACE[/POD]", nargs="?", metavar="GPU|NAMESPACE"),
+            *WINDOW,
+            POLICY,
+            STATE_DIR,
+            OUTPUT,
+        ),
+    ),
+    Verb(
+        "usage",
+        "nri_gpu.cli.usage_command",
+        "sum up how many GPU-seconds each namespace, pod, model or MIG profile had",
+        "A MIG device counts as its part of the GPU's compute slices. Each moment of a GPU is divided by those who\n"
+        "held it then, so that they never have more seconds than it. Example, for October:\n"
+        "  nri-gpu usage --since 2026-10 --until 2026-11 --csv",
+        (
+            _option(
+                "--by",
+                help="what to sum up by (default namespace)",
+                choices=("namespace", "pod", "model", "profile"),
+                default="namespace",
+            ),
+            *WINDOW,
+            _switch("--csv", "print comma-separated values"),
+            POLICY,
+            STATE_DIR,
+            OUTPUT,
         ),
     ),
     Verb(

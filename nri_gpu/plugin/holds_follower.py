@@ -113,9 +113,9 @@ class HoldsFollower:
     def _end(self, ended: list[tuple[Hold, End]], now: Moment) -> None:
         since = {hold.key: self._since.pop(hold.key) for hold, _ in ended}
         for hold, why in ended:
-            self._sums.ended(hold_id(hold.key), now)
+            self._sums.ended(hold_id(hold), now)
             if self._record and self._listed:
-                self._record.ended(hold_id(hold.key), why, now)
+                self._record.ended(hold_id(hold), why, now)
         by_holder = defaultdict[tuple[str, End], list[Hold]](list)
         for hold, why in ended:
             by_holder[hold.holder, why].append(hold)

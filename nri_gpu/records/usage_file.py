@@ -42,8 +42,6 @@ class UsageReader:
     def _taken(self, line: UsageLine) -> Iterator[Begun | Ending]:
         match line:
             case Begun():
-                if (known := self.open.get(line.hold)) and not known.same(line):
-                    yield from self._close([line.hold])
                 if line.hold not in self.open:
                     self.open[line.hold] = line
                     yield line

@@ -16,7 +16,7 @@ from msgspec import Meta, Struct
 from msgspec.json import Decoder, encode
 
 from nri_gpu.domain.gpu import MigPart, Unit, compute_share, whole
-from nri_gpu.ledger.holds import End, Hold, HoldKey, Way
+from nri_gpu.ledger.holds import End, Hold, Way
 
 SCHEMA: Final = "nri-gpu/usage-log/v1"
 _Seconds = Annotated[float, Meta(ge=0, lt=1e12)]
@@ -65,10 +65,6 @@ class Begun(_Line, frozen=True, kw_only=True, tag="begun"):
         """Return when the hold began."""
         return Moment(self.since_s, self.at_s - (self.mono_s - self.since_s))
 
-    def same(self, other: Begun) -> bool:
-        """Return whether another line of that hold's id is about the same hold: a kubelet's device serves many pods."""
-        return (self.pod_uid, self.pod, self.mode) == (other.pod_uid, other.pod, other.mode)
-
 
 class Ended(_Line, frozen=True, kw_only=True, tag="ended"):
     """The end of a hold."""
@@ -91,9 +87,10 @@ def now() -> Moment:
     return Moment(time.monotonic(), time.time())
 
 
-def hold_id(key: HoldKey) -> str:
-    """Return a hold's id in the file. No two that are open have the same."""
-    return hashlib.blake2b("\n".join(key).encode(), digest_size=8).hexdigest()
+def hold_id(hold: Hold) -> str:
+    """Return a hold's id in the file; a device of the kubelet has another for each pod."""
+    known = (*hold.key, hold.mode, hold.pod_uid, hold.pod)
+    return hashlib.blake2b("\n".join(known).encode(), digest_size=8).hexdigest()
 
 
 def begun_line(hold: Hold, unit: Unit | None, since_s: float, boot: str, now: Moment) -> Begun:
@@ -102,7 +99,7 @@ def begun_line(hold: Hold, unit: Unit | None, since_s: float, boot: str, now: Mo
         boot=boot,
         at_s=now.at_s,
         mono_s=now.mono_s,
-        hold=hold_id(hold.key),
+        hold=hold_id(hold),
         since_s=since_s,
         gpu_uuid=hold.uuid,
         gpu=whole(unit).uuid if unit else hold.uuid,

@@ -137,8 +137,8 @@ class UsageLog:
                     yield self._listed(note)
 
     def _restated(self, now: Moment) -> Iterator[UsageLine]:
+        yield self._listed(now)  # first: what it lacks was last known by the line before
         yield from (replace(each, at_s=now.at_s, mono_s=now.mono_s) for each in self._open.values())
-        yield self._listed(now)
 
     def _listed(self, now: Moment) -> Open:
         return Open(boot=self._boot, at_s=now.at_s, mono_s=now.mono_s, holds=tuple(self._open))
@@ -161,7 +161,7 @@ class UsageLog:
             return
         files = aside(self._path)
         for number, file in reversed([*enumerate(files, 1)]):
-            if number >= PARTS or now_s - file.stat().st_mtime > self._keep_s:
+            if number + 1 >= PARTS or now_s - file.stat().st_mtime > self._keep_s:
                 file.unlink()
             else:
                 file.replace(_aside(self._path, number + 1))

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import asyncio
 import tempfile
 from collections import Counter, defaultdict
-from collections.abc import Iterator
+from itertools import pairwise
 from pathlib import Path
-from typing import Final
 
 from hypothesis import given
 from hypothesis import strategies as st
@@ -15,48 +13,15 @@ from hypothesis import strategies as st
 from nri_gpu.ledger.apply import apply
 from nri_gpu.ledger.holds import holds_of
 from nri_gpu.ledger.ledger import Ledger
-from nri_gpu.plugin.holds_follower import HoldsFollower
-from nri_gpu.records.usage_file import Ending, UsageReader
-from nri_gpu.records.usage_lines import Begun, Moment, hold_id
-from nri_gpu.records.usage_log import FILE, UsageLog
+from nri_gpu.records.usage_file import UsageReader
+from nri_gpu.records.usage_lines import Begun, hold_id
+from nri_gpu.records.usage_log import FILE
 from nri_gpu.records.usage_sums import Sums
-from nri_gpu.system.state import NodeState
 from tests.property import strategies
 from tests.property.test_apply import stories
-from tests.support import builders as make
+from tests.support.holds import PARTED, Followed
 from tests.support.ledgers import RULES
 from tests.support.log import Line, log_lines
-
-EPOCH: Final = 1_800_000_000.0
-PARTED: Final = make.inventory([make.gpu(0), *(make.mig_gpu(index, ("1g.5gb",) * 4) for index in range(1, 4))])
-
-
-class Followed:
-    """A follower on virtual time, with a record in a folder of its own."""
-
-    def __init__(self, folder: Path, boot: str = "boot", began: float = 100.0) -> None:
-        self.mono_s, self.shift_s = began, 0.0
-        self.state = NodeState(PARTED, later=lambda action: action())
-        self.record = UsageLog(folder, boot, self.now, keep_days=1, keep_mib=1)
-        self.follower = HoldsFollower(self.state, self.record, self.now, boot, lambda action: action())
-        self.ledgers: list[tuple[float, Ledger]] = []
-
-    def now(self) -> Moment:
-        return Moment(self.mono_s, EPOCH + self.shift_s + self.mono_s)
-
-    def begin(self, ledger: Ledger) -> None:
-        self.state.ledger = ledger
-        self.follower.follow()
-        self.state.synchronized = True
-
-    def commit(self, ledger: Ledger, after_s: float) -> None:
-        self.mono_s += after_s
-        if ledger is not self.state.ledger:
-            self.ledgers.append((self.mono_s, ledger))
-        self.state.commit(ledger)
-
-    def write(self) -> None:
-        asyncio.run(self.record.written())
 
 
 def granted(ledger: Ledger) -> set[tuple[str, str]]:
@@ -75,18 +40,10 @@ def test_each_grant_that_ends_is_logged_once(first: Ledger, story: list) -> None
         for event in story:
             node.commit(apply(node.state.ledger, event, RULES), 1.0)
     chain = [first, *(ledger for _, ledger in node.ledgers)]
-    ended = Counter(
-        each for before, after in zip(chain, chain[1:], strict=False) for each in granted(before) - granted(after)
-    )
+    ended = Counter(each for before, after in pairwise(chain) for each in granted(before) - granted(after))
     told = [line.fields for line in lines if line.text == "GPU released" and "container_id" in line.fields]
     assert Counter((each["container_id"], uuid) for each in told for uuid in each["gpu_uuid"].split(",")) == ended
     assert all(each["held_s"] >= 0 for each in told)
-
-
-def read(folder: Path) -> Iterator[Begun | Ending]:
-    reader = UsageReader(folder)
-    yield from reader.events()
-    assert all(hold.began.mono_s <= reader.last.mono_s for hold in reader.open.values())
 
 
 @given(strategies.ledgers, steps, st.data())
@@ -101,7 +58,7 @@ def test_a_file_that_ends_anywhere_says_nothing_that_was_not(first: Ledger, late
         node.write()
         reader = UsageReader(folder)
         whole_story = [*reader.events()]
-        assert reader.open.keys() == {hold_id(key) for key in holds_of(node.state.ledger)}
+        assert reader.open.keys() == {hold_id(hold) for hold in holds_of(node.state.ledger).values()}
         content = (folder / FILE).read_bytes()
         (folder / FILE).write_bytes(content[: data.draw(st.integers(0, len(content)))])
         cut = [*UsageReader(folder).events()]

@@ -1,0 +1,120 @@
+"""`nri-gpu history`: who had which GPU from when to when."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Iterator
+from typing import Final
+
+from msgspec import Struct
+
+from nri_gpu.cli.kept_record import KeptRecord, asked
+from nri_gpu.cli.page import Column, Grid, Line, Tone
+from nri_gpu.cli.render import answer, at, lines
+from nri_gpu.cli.status_page import ago
+from nri_gpu.domain.errors import Exit
+from nri_gpu.ledger.holds import Way
+from nri_gpu.records.usage_lines import Begun, Moment
+
+COLUMNS: Final = tuple(map(Column, ("GPU", "MODEL", "HELD BY", "CONTAINER", "MODE", "FROM", "TO", "FOR")))
+NOT_SEEN: Final = "not seen"
+
+
+class HeldLine(Struct, frozen=True, kw_only=True):
+    """A hold. from_s, to_s: seconds since the epoch; to_s is null while it is held.
+
+    way: granted, reserved, claimed or external. ended: what ended it; null while it is held, and where nobody saw it:
+    then to_s is when it was last known. held_s: by the monotonic clock.
+    """
+
+    gpu_uuid: str
+    place: str
+    model: str
+    profile: str
+    way: str
+    mode: str
+    namespace: str
+    pod: str
+    container: str
+    claim: str
+    from_s: float
+    to_s: float | None
+    held_s: float
+    ended: str | None
+
+
+class HistoryDocument(Struct, frozen=True, tag_field="schema", tag="nri-gpu/history/v1"):
+    """The holds, in the order in which they began. skipped_lines: of the record."""
+
+    holds: tuple[HeldLine, ...]
+    skipped_lines: int
+
+
+def run(args: argparse.Namespace) -> int:
+    """Print the holds. Return 69 if nothing is kept, 77 without root."""
+    window, record = asked(args), KeptRecord(args)
+    held = [
+        each
+        for each in _held(record)
+        if _is_about(each, args.about or "")
+        and each.from_s <= window.until_s
+        and (each.to_s is None or each.to_s >= window.since_s)
+    ]
+    held.sort(key=lambda each: each.from_s)
+    document = HistoryDocument(tuple(held), record.reader.skipped)
+    table = Grid(COLUMNS, tuple(map(_row, held))) if held else Line("nothing was held")
+    answer(args, document, [table, *lines(record.notes, Tone.WARN)])
+    return Exit.OK
+
+
+def _held(record: KeptRecord) -> Iterator[HeldLine]:
+    begun = dict[str, Begun]()
+    for event in record.events():
+        if isinstance(event, Begun):
+            begun[event.hold] = event
+        else:
+            yield _line(begun.pop(event.hold), event.now, event.why or NOT_SEEN)
+    end = record.end
+    yield from (_line(each, end, "") for each in begun.values())
+
+
+def _line(begun: Begun, end: Moment, why: str) -> HeldLine:
+    began = begun.began
+    return HeldLine(
+        gpu_uuid=begun.gpu_uuid,
+        place=begun.place,
+        model=begun.model,
+        profile=begun.profile,
+        way=begun.way,
+        mode=begun.mode,
+        namespace=begun.namespace,
+        pod=begun.pod,
+        container=begun.container,
+        claim=begun.claim,
+        from_s=began.at_s,
+        to_s=end.at_s if why else None,
+        held_s=round(max(0.0, end.mono_s - began.mono_s), 3),
+        ended=None if why in ("", NOT_SEEN) else why,
+    )
+
+
+def _is_about(held: HeldLine, word: str) -> bool:
+    """Return whether a hold is of that GPU (place or UUID), namespace, or `namespace/pod`; of any if it is empty."""
+    pod = f"{held.namespace}/{held.pod}"
+    return word in ("", held.place, held.gpu_uuid, held.namespace, pod)
+
+
+def _row(held: HeldLine) -> tuple[str | Line, ...]:
+    who = f"claim {held.namespace}/{held.claim}" if held.way is Way.CLAIMED else f"{held.namespace}/{held.pod}"
+    mode = held.mode if held.way == Way.GRANTED else held.way
+    to = "held" if held.to_s is None else at(held.to_s) + ("" if held.ended else " or later")
+    return (
+        Line(held.place or held.gpu_uuid, Tone.HEAD),
+        held.profile or held.model,
+        who,
+        held.container or "-",
+        mode,
+        at(held.from_s),
+        Line(to, Tone.GOOD if held.to_s is None else Tone.PLAIN),
+        ago(held.held_s),
+    )
