@@ -74,8 +74,8 @@ def _held(record: KeptRecord) -> Iterator[HeldLine]:
             begun[event.hold] = event
         else:
             yield _line(begun.pop(event.hold), event.now, event.why or NOT_SEEN)
-    end = record.end
-    yield from (_line(each, end, "") for each in begun.values())
+    end, why = record.end, "" if record.goes_on else NOT_SEEN
+    yield from (_line(each, end, why) for each in begun.values())
 
 
 def _line(begun: Begun, end: Moment, why: str) -> HeldLine:

@@ -74,9 +74,14 @@ class KeptRecord:
             raise CommandError(Exit.PERMISSION, error) from None
 
     @property
+    def goes_on(self) -> bool:
+        """Return whether what is open at the record's end is held now: the daemon runs, and would have its end."""
+        return self._runs and self.reader.boot == boot_id()
+
+    @property
     def end(self) -> Moment:
         """Return up to when what is open at the record's end is known to be held."""
-        return now() if self._runs and self.reader.boot == boot_id() else self.reader.last
+        return now() if self.goes_on else self.reader.last
 
     @property
     def notes(self) -> Iterator[str]:

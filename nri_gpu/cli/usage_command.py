@@ -38,7 +38,7 @@ class UsedLine(Struct, frozen=True, kw_only=True):
 
 
 class UsageDocument(Struct, frozen=True, kw_only=True, tag_field="schema", tag="nri-gpu/usage/v1"):
-    """What was held. by: what the names are. since_s, until_s: since the epoch. skipped_lines: of the record."""
+    """The sums. by: what the names are. since_s, until_s: since the epoch. skipped_lines: of the record."""
 
     by: str
     since_s: float

@@ -498,6 +498,10 @@ CATALOGUE: Final[Mapping[str, Mapping[str, tuple[str, str]]]] = {
             "The audit log's file cannot be written.",
             "Make room, or set audit.dir to a folder that can be written.",
         ),
+        "usage not recorded; nothing else depends on it": (
+            "The record of who had which GPU cannot be written; what is held is written once it can.",
+            "Make room, or set usage.dir to a folder of root's that can be written, or to off.",
+        ),
         "bug in the audit log; nothing else depends on it": (
             "A record could not be made or written; grants go on, and the next record begins with node, policy "
             "and ledger.",

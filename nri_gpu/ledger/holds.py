@@ -24,7 +24,7 @@ class Way(StrEnum):
 
 
 class End(StrEnum):
-    """What ended a hold."""
+    """The cause of a hold's end."""
 
     ENDED = "ended"  # the container
     REMOVED = "removed"  # the container, before it ran

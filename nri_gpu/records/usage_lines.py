@@ -74,7 +74,7 @@ class Ended(_Line, frozen=True, kw_only=True, tag="ended"):
 
 
 class Open(_Line, frozen=True, kw_only=True, tag="open"):
-    """All holds that are open."""
+    """A list of all holds that are open."""
 
     holds: tuple[str, ...]
 

@@ -33,7 +33,7 @@ _LINE_MAX: Final = 8192  # bytes; ours are shorter
 
 
 class _Anew(Struct, frozen=True):
-    """All holds that are open: what was noted before is over."""
+    """A list of all holds that are open, noted once more: what is not in it is over."""
 
     now: Moment
     holds: tuple[Begun, ...]

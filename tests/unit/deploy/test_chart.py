@@ -474,6 +474,7 @@ def test_the_dra_drivers_rights_are_its_own_and_bound_to_its_pod() -> None:
 
 KUBELET = "/var/lib/kubelet"
 ALWAYS = {"/var/run/nri": "ro", "/run/nri-gpu": "rw", "/var/lib/nri-gpu/drivers": "rw", "/": "ro", "/dev": "rw"}
+ALWAYS |= {"/var/lib/nri-gpu": "rw"}
 ALWAYS |= {"/proc": "ro", "/sys/fs/cgroup": "ro"}
 SERVING = ALWAYS | {"/var/run/cdi": "rw", f"{KUBELET}/device-plugins": "rw"}
 HOST_PATHS = dict.fromkeys(VARIANTS, SERVING | {f"{KUBELET}/pod-resources": "ro"}) | {
