@@ -11,6 +11,7 @@ from nri_gpu.domain.container import ContainerId, PodUid
 from nri_gpu.domain.gpu import GpuUuid
 from nri_gpu.ledger.holders import UNUSED, ExternalAllocation, Usage
 from nri_gpu.ledger.ledger import GrantPhase, Ledger
+from nri_gpu.ledger.processes import WARNED_AFTER_S
 from nri_gpu.ledger.reservations import reservation_id
 
 
@@ -29,7 +30,7 @@ class End(StrEnum):
     ENDED = "ended"  # the container
     REMOVED = "removed"  # the container, before it ran
     LAPSED = "lapsed"  # the container did not start in time, or its pod is over
-    LOST = "lost"  # the last process of a container that the runtime did not know any more
+    LOST = "lost"  # the last process of a container that had been over for the runtime for a while
     UNPREPARED = "unprepared"  # the claim
     PASSED = "passed"  # to a container of its pod
 
@@ -98,14 +99,14 @@ def _external(uuid: GpuUuid, id_: ContainerId, other: ExternalAllocation) -> Hol
     return Hold(uuid=uuid, way=Way.EXTERNAL, holder=id_, mode="", namespace=namespace, pod=pod, container=other.name)
 
 
-def why_ended(hold: Hold, before: Ledger, after: Ledger) -> End:
-    """Return what ended a hold that `before` has and `after` has not."""
+def why_ended(hold: Hold, before: Ledger, after: Ledger, now: float) -> End:
+    """Return what ended a hold that `before` has and `after` has not. now: seconds on the ledger's clock."""
     match hold.way:
         case Way.GRANTED:
             entry = before.entries[ContainerId(hold.holder)]
             if entry.phase is GrantPhase.CREATED:
                 return End.LAPSED if entry.grant.container_id in after.entries else End.REMOVED
-            return End.LOST if entry.lost else End.ENDED
+            return End.LOST if entry.lost and now - entry.since >= WARNED_AFTER_S else End.ENDED
         case Way.RESERVED:
             grants = after.usage().get(hold.uuid, UNUSED).grants.values()
             return End.PASSED if any(each.pod_uid == hold.pod_uid for each in grants) else End.LAPSED

@@ -91,7 +91,7 @@ class HoldsFollower:
         held, self._holds = self._holds, holds_of(commit.ledger)
         ended = [hold for key, hold in held.items() if self._holds.get(key) != hold]
         begun = [hold for key, hold in self._holds.items() if held.get(key) != hold]
-        self._end([(each, self._why(each, before)) for each in ended], commit.now)
+        self._end([(each, self._why(each, before, commit.now.mono_s)) for each in ended], commit.now)
         self._since |= {each.key: commit.now.mono_s for each in begun}
         units = {unit.uuid: unit for unit in commit.inventory.units} if begun or not self._listed else {}
         fresh = begun if self._listed else self._holds.values()
@@ -107,8 +107,8 @@ class HoldsFollower:
             self._record.anew(lines)
         self._listed = True
 
-    def _why(self, hold: Hold, before: Ledger) -> End:
-        return End.PASSED if hold.key in self._holds else why_ended(hold, before, self._ledger)
+    def _why(self, hold: Hold, before: Ledger, now: float) -> End:
+        return End.PASSED if hold.key in self._holds else why_ended(hold, before, self._ledger, now)
 
     def _end(self, ended: list[tuple[Hold, End]], now: Moment) -> None:
         since = {hold.key: self._since.pop(hold.key) for hold, _ in ended}
