@@ -46,7 +46,7 @@ def test_each_hold_is_kept_whenever_the_daemon_is_killed(node: Containerd, tmp_p
         daemon.wait_staged()
         daemon.wait_held({})
         one, two = asked(daemon, "history")["holds"]
-        assert (one["ended"], two["ended"]) == ("ended", "ended")  # it held its GPU until the daemon saw that it is gone
+        assert (one["ended"], two["ended"]) == ("ended", "ended")  # until the daemon saw that it is gone
         assert two["held_s"] >= one["held_s"]
         (used,) = asked(daemon, "usage")["used"]
         assert used["granted_gpu_s"] == pytest.approx(one["held_s"] + two["held_s"], abs=0.01)
