@@ -14,14 +14,14 @@ from nri_gpu.cli.render import answer, at, lines
 from nri_gpu.cli.status_page import ago
 from nri_gpu.domain.errors import Exit
 from nri_gpu.ledger.holds import Way
-from nri_gpu.records.usage_lines import Begun, Moment
+from nri_gpu.records.usage_lines import Begun, Device, Moment
 
 COLUMNS: Final = tuple(map(Column, ("GPU", "MODEL", "HELD BY", "CONTAINER", "MODE", "FROM", "TO", "FOR")))
 NOT_SEEN: Final = "not seen"
 
 
 class HeldLine(Struct, frozen=True, kw_only=True):
-    """A hold. from_s, to_s: seconds since the epoch; to_s is null while it is held.
+    """A GPU or MIG device and one of its holders. from_s, to_s: seconds since the epoch; to_s is null while it is held.
 
     way: granted, reserved, claimed or external. ended: what ended it; null while it is held, and where nobody saw it:
     then to_s is when it was last known. held_s: by the monotonic clock.
@@ -73,18 +73,23 @@ def _held(record: KeptRecord) -> Iterator[HeldLine]:
         if isinstance(event, Begun):
             begun[event.hold] = event
         else:
-            yield _line(begun.pop(event.hold), event.now, event.why or NOT_SEEN)
+            yield from _lines(begun.pop(event.hold), event.now, event.why or NOT_SEEN)
     end, why = record.end, "" if record.goes_on else NOT_SEEN
-    yield from (_line(each, end, why) for each in begun.values())
+    for each in begun.values():
+        yield from _lines(each, end, why)
 
 
-def _line(begun: Begun, end: Moment, why: str) -> HeldLine:
+def _lines(begun: Begun, end: Moment, why: str) -> Iterator[HeldLine]:
+    return (_line(begun, device, end, why) for device in begun.devices)
+
+
+def _line(begun: Begun, device: Device, end: Moment, why: str) -> HeldLine:
     began = begun.began
     return HeldLine(
-        gpu_uuid=begun.gpu_uuid,
-        place=begun.place,
-        model=begun.model,
-        profile=begun.profile,
+        gpu_uuid=device.uuid,
+        place=device.place,
+        model=device.model,
+        profile=device.profile,
         way=begun.way,
         mode=begun.mode,
         namespace=begun.namespace,

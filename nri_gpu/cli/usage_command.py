@@ -15,14 +15,14 @@ from nri_gpu.cli.page import Column, Grid, Line, Row, Tone
 from nri_gpu.cli.render import answer, lines
 from nri_gpu.domain.errors import Exit
 from nri_gpu.ledger.holds import Way
-from nri_gpu.records.usage_lines import Begun
+from nri_gpu.records.usage_lines import Begun, Device
 from nri_gpu.records.usage_sums import Sums
 
-BY: Final[Mapping[str, Callable[[Begun], str]]] = {
-    "namespace": lambda hold: hold.namespace,
-    "pod": lambda hold: f"{hold.namespace}/{hold.pod or hold.claim}",
-    "model": lambda hold: hold.model,
-    "profile": lambda hold: hold.profile or "-",
+BY: Final[Mapping[str, Callable[[Begun, Device], str]]] = {
+    "namespace": lambda hold, _: hold.namespace,
+    "pod": lambda hold, _: f"{hold.namespace}/{hold.pod or hold.claim}",
+    "model": lambda _, device: device.model,
+    "profile": lambda _, device: device.profile or "-",
 }
 # Both wait for a container.
 _KEPT: Final = (Way.RESERVED, Way.CLAIMED)
@@ -74,8 +74,12 @@ def _used(record: KeptRecord, by: str, window: Asked) -> tuple[UsedLine, ...]:
     sums = Sums[tuple[str, Way]]((window.since_s, window.until_s))
     for event in record.events():
         if isinstance(event, Begun):
-            share = 1.0 if by == "profile" else event.share  # a MIG device counts as itself there
-            sums.begun(event.hold, event.gpu_uuid, share, (BY[by](event), event.way), event.began)
+            devices = {
+                # By profile a MIG device counts as itself.
+                each.uuid: (1.0 if by == "profile" else each.share, (BY[by](event, each), event.way))
+                for each in event.devices
+            }
+            sums.begun(event.hold, devices, event.began)
         else:
             sums.ended(event.hold, event.now)
     sums.count(record.end)

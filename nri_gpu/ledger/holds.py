@@ -1,15 +1,18 @@
-"""Holds: each GPU or MIG device with each of its holders, and how the holds of a ledger end in the next one."""
+"""Holds: the GPUs and MIG devices of each holder, and what ends the holds of a ledger that the next one has not."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from enum import StrEnum
+from itertools import chain
 
 from msgspec import Struct
 
 from nri_gpu.domain.container import ContainerId, PodUid
+from nri_gpu.domain.decision import Grant
 from nri_gpu.domain.gpu import GpuUuid
-from nri_gpu.ledger.holders import UNUSED, ExternalAllocation, Usage
+from nri_gpu.domain.resource_claim import PreparedClaim
+from nri_gpu.ledger.holders import UNUSED, ExternalAllocation, Reservation
 from nri_gpu.ledger.ledger import GrantPhase, Ledger
 from nri_gpu.ledger.processes import WARNED_AFTER_S
 from nri_gpu.ledger.reservations import reservation_id
@@ -35,13 +38,13 @@ class End(StrEnum):
     PASSED = "passed"  # to a container of its pod
 
 
-HoldKey = tuple[Way, str, GpuUuid]
+HoldKey = tuple[Way, str]
 
 
 class Hold(Struct, frozen=True, kw_only=True):
-    """A GPU or MIG device, and one holder of it. holder: the id of a container, a kubelet's device, or a claim."""
+    """The GPUs and MIG devices of one holder. holder: the id of a container, a kubelet's device, or a claim."""
 
-    uuid: GpuUuid
+    uuids: tuple[GpuUuid, ...]
     way: Way
     holder: str
     mode: str  # empty for an external allocation
@@ -54,49 +57,67 @@ class Hold(Struct, frozen=True, kw_only=True):
     @property
     def key(self) -> HoldKey:
         """Return what tells it from every other hold at the same time."""
-        return self.way, self.holder, self.uuid
+        return self.way, self.holder
 
 
 def holds_of(ledger: Ledger) -> Mapping[HoldKey, Hold]:
     """Return all holds of a ledger; monitors hold nothing."""
-    found = (hold for uuid, usage in ledger.usage().items() for hold in _holds(uuid, usage))
+    found = chain(
+        (_granted(each.grant) for each in ledger.holding.values() if each.grant.held),
+        map(_reserved, ledger.reservations.values()),
+        (_claimed(each, uuids) for each in ledger.claims.values() if (uuids := _waiting(each, ledger))),
+        (_external(each) for each in ledger.external.values() if each.held),
+    )
     return {hold.key: hold for hold in found}
 
 
-def _holds(uuid: GpuUuid, usage: Usage) -> Iterator[Hold]:
-    for id_, grant in usage.grants.items():
-        yield Hold(
-            uuid=uuid,
-            way=Way.GRANTED,
-            holder=id_,
-            mode=grant.mode or "",
-            namespace=grant.namespace,
-            pod=grant.pod_name,
-            pod_uid=grant.pod_uid,
-            container=grant.container_name,
-        )
-    for device, each in usage.reservations.items():
-        yield Hold(
-            uuid=uuid,
-            way=Way.RESERVED,
-            holder=reservation_id(device),
-            mode=each.mode,
-            namespace=each.namespace,
-            pod=each.pod_name,
-            pod_uid=each.pod_uid,
-        )
-    for uid, hold in usage.claims.items():
-        if usage.pods.keys().isdisjoint(hold.claim.pods):
-            claim = hold.claim
-            mode = hold.mode
-            yield Hold(uuid=uuid, way=Way.CLAIMED, holder=uid, mode=mode, namespace=claim.namespace, claim=claim.name)
-    for id_, other in usage.external.items():
-        yield _external(uuid, id_, other)
+def _granted(grant: Grant) -> Hold:
+    return Hold(
+        uuids=grant.held,
+        way=Way.GRANTED,
+        holder=grant.container_id,
+        mode=grant.mode or "",
+        namespace=grant.namespace,
+        pod=grant.pod_name,
+        pod_uid=grant.pod_uid,
+        container=grant.container_name,
+    )
 
 
-def _external(uuid: GpuUuid, id_: ContainerId, other: ExternalAllocation) -> Hold:
+def _reserved(kept: Reservation) -> Hold:
+    return Hold(
+        uuids=(kept.device.uuid,),
+        way=Way.RESERVED,
+        holder=reservation_id(kept.device),
+        mode=kept.mode,
+        namespace=kept.namespace,
+        pod=kept.pod_name,
+        pod_uid=kept.pod_uid,
+    )
+
+
+def _waiting(claim: PreparedClaim, ledger: Ledger) -> tuple[GpuUuid, ...]:
+    """Return those of a claim's GPUs that no container of its pods has."""
+    usage = ledger.usage()
+    return tuple(uuid for uuid in claim.holds if usage[uuid].pods.keys().isdisjoint(claim.pods))
+
+
+def _claimed(claim: PreparedClaim, uuids: tuple[GpuUuid, ...]) -> Hold:
+    mode = claim.holds[uuids[0]]
+    return Hold(uuids=uuids, way=Way.CLAIMED, holder=claim.uid, mode=mode, namespace=claim.namespace, claim=claim.name)
+
+
+def _external(other: ExternalAllocation) -> Hold:
     namespace, _, pod = other.pod.partition("/")
-    return Hold(uuid=uuid, way=Way.EXTERNAL, holder=id_, mode="", namespace=namespace, pod=pod, container=other.name)
+    return Hold(
+        uuids=tuple(sorted(other.held)),
+        way=Way.EXTERNAL,
+        holder=other.container_id,
+        mode="",
+        namespace=namespace,
+        pod=pod,
+        container=other.name,
+    )
 
 
 def why_ended(hold: Hold, before: Ledger, after: Ledger, now: float) -> End:
@@ -108,7 +129,7 @@ def why_ended(hold: Hold, before: Ledger, after: Ledger, now: float) -> End:
                 return End.LAPSED if entry.grant.container_id in after.entries else End.REMOVED
             return End.LOST if entry.lost and now - entry.since >= WARNED_AFTER_S else End.ENDED
         case Way.RESERVED:
-            grants = after.usage().get(hold.uuid, UNUSED).grants.values()
+            grants = after.usage().get(hold.uuids[0], UNUSED).grants.values()
             return End.PASSED if any(each.pod_uid == hold.pod_uid for each in grants) else End.LAPSED
         case Way.CLAIMED:
             return End.PASSED if hold.holder in after.claims else End.UNPREPARED

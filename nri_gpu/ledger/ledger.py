@@ -135,7 +135,7 @@ class Ledger(Struct, frozen=True, dict=True):
         reservations: defaultdict[GpuUuid, dict[AllocatedDevice, Reservation]] = defaultdict(dict)
         external: defaultdict[GpuUuid, dict[ContainerId, ExternalAllocation]] = defaultdict(dict)
         claims: defaultdict[GpuUuid, dict[ClaimUid, ClaimHold]] = defaultdict(dict)
-        for id_, entry in self._holding().items():
+        for id_, entry in self.holding.items():
             for uuid in entry.grant.held:
                 grants[uuid][id_] = entry.grant
         for device, each in self.reservations.items():
@@ -159,8 +159,9 @@ class Ledger(Struct, frozen=True, dict=True):
             for uuid in dict.fromkeys(chain.from_iterable(found))
         }
 
-    def _holding(self) -> Mapping[ContainerId, Entry]:
-        """Return the entries that hold; a lost container and its next attempt count once."""
+    @cached_property
+    def holding(self) -> Mapping[ContainerId, Entry]:
+        """Map containers to the entries that hold; a lost container and its next attempt count once."""
         holding = {id_: entry for id_, entry in self.entries.items() if entry.holds}
         lost = {id_: entry for id_, entry in holding.items() if entry.lost}
         if not lost:

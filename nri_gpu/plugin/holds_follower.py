@@ -5,7 +5,6 @@ It works on pairs of committed ledgers. They are noted at each commit, and compa
 
 from __future__ import annotations
 
-from collections import defaultdict
 from collections.abc import Callable, Mapping
 from operator import is_
 from typing import Final
@@ -17,7 +16,7 @@ from nri_gpu.domain.container import ContainerId
 from nri_gpu.domain.node import Inventory
 from nri_gpu.ledger.holds import End, Hold, HoldKey, Way, holds_of, why_ended
 from nri_gpu.ledger.ledger import Ledger
-from nri_gpu.records.usage_lines import Begun, Moment, begun_line, hold_id
+from nri_gpu.records.usage_lines import Begun, Device, Moment, begun_line, device_of, hold_id
 from nri_gpu.records.usage_log import UsageLog
 from nri_gpu.records.usage_sums import Sums
 from nri_gpu.system.state import Changed, NodeState
@@ -57,6 +56,8 @@ class HoldsFollower:
         self._holds: Mapping[HoldKey, Hold] = {}  # its
         self._since = dict[HoldKey, float]()  # when each began, seconds on the monotonic clock
         self._listed = False  # the runtime has listed its containers, and this was compared
+        self._inventory: Inventory | None = None
+        self._devices: Mapping[str, Device] = {}  # its
         self._sums = Sums[Account | None]()
         self._accounts = set[Account]()
 
@@ -93,13 +94,14 @@ class HoldsFollower:
         begun = [hold for key, hold in self._holds.items() if held.get(key) != hold]
         self._end([(each, self._why(each, before, commit.now.mono_s)) for each in ended], commit.now)
         self._since |= {each.key: commit.now.mono_s for each in begun}
-        units = {unit.uuid: unit for unit in commit.inventory.units} if begun or not self._listed else {}
-        fresh = begun if self._listed else self._holds.values()
-        lines = [
-            begun_line(each, units.get(each.uuid), self._since[each.key], self._boot, commit.now) for each in fresh
-        ]
+        fresh = [*(begun if self._listed else self._holds.values())]
+        if fresh and commit.inventory is not self._inventory:
+            self._inventory = commit.inventory
+            self._devices = {unit.uuid: device_of(unit) for unit in commit.inventory.units}
+        lines = [begun_line(each, self._devices, self._since[each.key], self._boot, commit.now) for each in fresh]
         for line in lines:
-            self._sums.begun(line.hold, line.gpu_uuid, line.share, self._account(line), commit.now)
+            devices = {each.uuid: (each.share, self._account(line, each.model)) for each in line.devices}
+            self._sums.begun(line.hold, devices, commit.now)
         if self._record and self._listed:
             for line in lines:
                 self._record.begun(line)
@@ -111,25 +113,20 @@ class HoldsFollower:
         return End.PASSED if hold.key in self._holds else why_ended(hold, before, self._ledger, now)
 
     def _end(self, ended: list[tuple[Hold, End]], now: Moment) -> None:
-        since = {hold.key: self._since.pop(hold.key) for hold, _ in ended}
         for hold, why in ended:
             self._sums.ended(hold_id(hold), now)
             if self._record and self._listed:
                 self._record.ended(hold_id(hold), why, now)
-        by_holder = defaultdict[tuple[str, End], list[Hold]](list)
-        for hold, why in ended:
-            by_holder[hold.holder, why].append(hold)
-        for (_, why), holds in by_holder.items():
-            _log_released(holds, why, now.mono_s - min(since[hold.key] for hold in holds))
+            _log_released(hold, why, now.mono_s - self._since.pop(hold.key))
 
-    def _account(self, line: Begun) -> Account | None:
+    def _account(self, line: Begun, model: str) -> Account | None:
         """Return on whose account a hold is counted, or None for one that is no grant's."""
-        account = (line.namespace, line.model, line.mode)
+        account = (line.namespace, model, line.mode)
         if line.way is not Way.GRANTED:
             return None
         if len(self._accounts) < ACCOUNTS_MAX:
             self._accounts.add(account)
-        return account if account in self._accounts else (OTHERS, line.model, line.mode)
+        return account if account in self._accounts else (OTHERS, model, line.mode)
 
 
 def _parts(ledger: Ledger) -> tuple[object, ...]:
@@ -137,9 +134,8 @@ def _parts(ledger: Ledger) -> tuple[object, ...]:
     return ledger.entries, ledger.reservations, ledger.claims, ledger.external
 
 
-def _log_released(holds: list[Hold], why: End, held_s: float) -> None:
-    """Log that a holder of ours gave GPUs back, as `GPU granted` was logged."""
-    one = holds[0]
+def _log_released(one: Hold, why: End, held_s: float) -> None:
+    """Log that a holder of ours gave its GPUs back, as `GPU granted` was logged."""
     if one.way is Way.EXTERNAL or why is End.PASSED:
         return
     fields = {
@@ -149,7 +145,7 @@ def _log_released(holds: list[Hold], why: End, held_s: float) -> None:
         "pod_uid": one.pod_uid,
         "container_id": one.holder if one.way is Way.GRANTED else "",
         "claim": one.claim,
-        "gpu_uuid": ",".join(hold.uuid for hold in holds),
+        "gpu_uuid": ",".join(one.uuids),
         "mode": one.mode,
         "reason": why,
         "held_s": round(held_s, 3),

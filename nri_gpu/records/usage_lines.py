@@ -1,7 +1,7 @@
 """The lines of usage.jsonl: who had which GPU, from when to when.
 
-A hold is a GPU or MIG device with one of its holders. It has a line when it begins and one when it ends; once an hour,
-and when a daemon begins, one line lists all that are open. A line that is missing is found by these lists: a hold that
+A hold is a holder with its GPUs and MIG devices. It has a line when it begins and one when it ends; once an hour, and
+when a daemon begins, one line lists all that are open. A line that is missing is found by these lists: a hold that
 a list lacks, or of a boot that is over, ended after the last line that knew it. Each line has the boot and the seconds
 on the boot's monotonic clock, by which times are told apart from each other whatever sets the other clock.
 """
@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import hashlib
 import time
+from collections.abc import Mapping
 from typing import Annotated, Final
 
 from msgspec import Meta, Struct
@@ -37,21 +38,27 @@ class _Line(Struct, frozen=True, kw_only=True, tag_field="kind"):
     mono_s: _Seconds
 
 
-class Begun(_Line, frozen=True, kw_only=True, tag="begun"):
-    """A hold that is open. It may stand in the file again: a file begins with those that are open.
+class Device(Struct, frozen=True, kw_only=True):
+    """A GPU or MIG device. gpu_uuid: of the whole GPU. share: the part of its compute slices."""
 
-    since_s: when it began, on the same clock as mono_s. gpu: the UUID of the whole GPU. share: of its compute slices.
+    uuid: str
+    gpu_uuid: str
+    place: str = ""
+    model: str = ""
+    profile: str = ""
+    share: Annotated[float, Meta(gt=0, le=1)] = 1.0
+
+
+class Begun(_Line, frozen=True, kw_only=True, tag="begun"):
+    """A holder that has devices. It may stand in the file again: each file has those that are open when it begins.
+
+    since_s: when that began, on the same clock as mono_s.
     """
 
     schema: str = SCHEMA
     hold: str
     since_s: _Seconds
-    gpu_uuid: str
-    gpu: str
-    place: str
-    model: str
-    profile: str
-    share: Annotated[float, Meta(gt=0, le=1)]
+    devices: tuple[Device, ...]
     way: Way
     mode: str
     namespace: str
@@ -89,24 +96,19 @@ def now() -> Moment:
 
 def hold_id(hold: Hold) -> str:
     """Return a hold's id in the file; a device of the kubelet has another for each pod."""
-    known = (*hold.key, hold.mode, hold.pod_uid, hold.pod)
+    known = (*hold.key, hold.mode, hold.pod_uid, hold.pod, *hold.uuids)
     return hashlib.blake2b("\n".join(known).encode(), digest_size=8).hexdigest()
 
 
-def begun_line(hold: Hold, unit: Unit | None, since_s: float, boot: str, now: Moment) -> Begun:
-    """Return the line of a hold's beginning. unit: None where the node does not have it any more."""
+def begun_line(hold: Hold, devices: Mapping[str, Device], since_s: float, boot: str, now: Moment) -> Begun:
+    """Return the line of a hold's beginning. devices: of the node by UUID; it may not have one any more."""
     return Begun(
         boot=boot,
         at_s=now.at_s,
         mono_s=now.mono_s,
         hold=hold_id(hold),
         since_s=since_s,
-        gpu_uuid=hold.uuid,
-        gpu=whole(unit).uuid if unit else hold.uuid,
-        place=unit.place if unit else "",
-        model=unit.model if unit else "",
-        profile=unit.device.profile if isinstance(unit, MigPart) else "",
-        share=compute_share(unit) if unit else 1.0,
+        devices=tuple(devices.get(uuid) or Device(uuid=uuid, gpu_uuid=uuid) for uuid in hold.uuids),
         way=hold.way,
         mode=hold.mode,
         namespace=hold.namespace,
@@ -114,6 +116,17 @@ def begun_line(hold: Hold, unit: Unit | None, since_s: float, boot: str, now: Mo
         pod_uid=hold.pod_uid,
         container=hold.container,
         claim=hold.claim,
+    )
+
+
+def device_of(unit: Unit) -> Device:
+    return Device(
+        uuid=unit.uuid,
+        gpu_uuid=whole(unit).uuid,
+        place=unit.place,
+        model=unit.model,
+        profile=unit.device.profile if isinstance(unit, MigPart) else "",
+        share=compute_share(unit),
     )
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
+from collections.abc import Mapping
 from typing import Generic, TypeVar
 
 from msgspec import Struct
@@ -31,18 +32,19 @@ class Sums(Generic[A]):
         self.totals = defaultdict[A, float](float)
         self._window = window
         self._devices = dict[str, _Device[A]]()  # by UUID
-        self._of = dict[str, str]()  # hold -> UUID
+        self._of = dict[str, tuple[str, ...]]()  # hold -> UUIDs
 
-    def begun(self, hold: str, uuid: str, share: float, account: A, now: Moment) -> None:
-        """Count a hold from now on."""
-        device = self._devices.setdefault(uuid, _Device(share, {}, now.mono_s))
-        self._count(device, now)
-        device.accounts[hold] = account
-        self._of[hold] = uuid
+    def begun(self, hold: str, devices: Mapping[str, tuple[float, A]], now: Moment) -> None:
+        """Count a hold from now on. devices: UUID -> its share of a GPU, and on whose account it is."""
+        self._of[hold] = tuple(devices)
+        for uuid, (share, account) in devices.items():
+            device = self._devices.setdefault(uuid, _Device(share, {}, now.mono_s))
+            self._count(device, now)
+            device.accounts[hold] = account
 
     def ended(self, hold: str, now: Moment) -> None:
         """Count a hold no more; one that is not known changes nothing."""
-        if uuid := self._of.pop(hold, None):
+        for uuid in self._of.pop(hold, ()):
             device = self._devices[uuid]
             self._count(device, now)
             del device.accounts[hold]
@@ -55,8 +57,10 @@ class Sums(Generic[A]):
             self._count(device, now)
 
     def _count(self, device: _Device[A], now: Moment) -> None:
-        elapsed_s = max(0.0, now.mono_s - device.counted)
-        device.counted += elapsed_s
+        elapsed_s = now.mono_s - device.counted
+        if elapsed_s <= 0:
+            return
+        device.counted = now.mono_s
         first, last = self._window
         within_s = min(now.at_s, last) - max(now.at_s - elapsed_s, first)
         if device.accounts and within_s > 0:

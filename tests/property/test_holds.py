@@ -24,8 +24,13 @@ from tests.support.ledgers import RULES
 from tests.support.log import Line, log_lines
 
 
-def granted(ledger: Ledger) -> set[tuple[str, str]]:
-    return {(id_, uuid) for uuid, usage in ledger.usage().items() for id_ in usage.grants}
+def granted(ledger: Ledger) -> dict[str, set[str]]:
+    """Container -> its GPUs."""
+    found = defaultdict[str, set[str]](set)
+    for uuid, usage in ledger.usage().items():
+        for id_ in usage.grants:
+            found[id_].add(uuid)
+    return found
 
 
 steps = st.lists(st.tuples(strategies.ledgers, st.sampled_from([0.0, 0.25, 7.5, 4000.0])), min_size=1, max_size=6)
@@ -40,9 +45,14 @@ def test_each_grant_that_ends_is_logged_once(first: Ledger, story: list) -> None
         for event in story:
             node.commit(apply(node.state.ledger, event, RULES), 1.0)
     chain = [first, *(ledger for _, ledger in node.ledgers)]
-    ended = Counter(each for before, after in pairwise(chain) for each in granted(before) - granted(after))
+    ended = Counter(
+        (id_, frozenset(uuids))
+        for before, after in pairwise(map(granted, chain))
+        for id_, uuids in before.items()
+        if id_ not in after
+    )
     told = [line.fields for line in lines if line.text == "GPU released" and "container_id" in line.fields]
-    assert Counter((each["container_id"], uuid) for each in told for uuid in each["gpu_uuid"].split(",")) == ended
+    assert Counter((each["container_id"], frozenset(each["gpu_uuid"].split(","))) for each in told) == ended
     assert all(each["held_s"] >= 0 for each in told)
 
 
@@ -76,8 +86,10 @@ def test_the_holders_of_a_gpu_never_have_more_time_than_it_has(later: list) -> N
         reader, of_devices, of_gpus = UsageReader(Path(name)), Sums[str](), Sums[str]()
         for event in reader.events():
             if isinstance(event, Begun):
-                of_devices.begun(event.hold, event.gpu_uuid, 1.0, event.gpu_uuid, event.began)
-                of_gpus.begun(event.hold, event.gpu_uuid, event.share, event.gpu, event.began)
+                of_devices.begun(event.hold, {each.uuid: (1.0, each.uuid) for each in event.devices}, event.began)
+                of_gpus.begun(
+                    event.hold, {each.uuid: (each.share, each.gpu_uuid) for each in event.devices}, event.began
+                )
             else:
                 of_devices.ended(event.hold, event.now)
                 of_gpus.ended(event.hold, event.now)
@@ -95,6 +107,6 @@ def time_held(node: Followed) -> dict[str, float]:
     """For how long each device was held by anybody, by the ledgers: seconds, to the millisecond."""
     held = defaultdict[str, float](float)
     for (began, ledger), (ended, _) in zip(node.ledgers, [*node.ledgers[1:], (node.mono_s, Ledger())], strict=True):
-        for uuid in {key[2] for key in holds_of(ledger)}:
+        for uuid in {uuid for hold in holds_of(ledger).values() for uuid in hold.uuids}:
             held[uuid] += ended - began
     return {uuid: round(total, 3) for uuid, total in held.items() if total}
