@@ -23,6 +23,7 @@ from nri_gpu.driver.stage import GENERATION, prune, stage
 from nri_gpu.driver.stage_owner import owner_of
 from nri_gpu.driver.trees import planned
 from nri_gpu.injection.device_nodes import missing_capability_major, missing_modules, two_versions
+from nri_gpu.policy.usage_settings import UsageSettings
 from nri_gpu.system.storage import boot_id, text_of, write_whole
 
 LOCK_WAIT_S: Final = 60.0  # another process may be staging files
@@ -43,6 +44,7 @@ class SpecificationOptions(Struct, frozen=True):
     capabilities: Capabilities  # closed
     topology: str | None  # the file of a simulated node
     standard: tuple[Path, ...] = STANDARD  # where runtimes look for specifications
+    usage: UsageSettings = UsageSettings()  # where the GPUs are kept that root took out of use
 
 
 def specification_text(inventory: Inventory, options: SpecificationOptions) -> str:

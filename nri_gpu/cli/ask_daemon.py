@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import socket
+import sys
 import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -12,12 +13,16 @@ from typing import Final, TypeVar
 from msgspec import convert
 from msgspec.structs import replace
 
+from nri_gpu.cordon.cordon_file import CordonError, kept_cordons
 from nri_gpu.daemon.answers import FOR_ROOT, DaemonStatus, UnitStatus
+from nri_gpu.domain.cordons import Cordons, marked
 from nri_gpu.domain.errors import CommandError, Exit, fault_of
-from nri_gpu.domain.gpu import Gpu, MigDevice
+from nri_gpu.domain.gpu import Gpu, GpuUuid, MigDevice
 from nri_gpu.domain.health import Health, HealthState, Sign
 from nri_gpu.domain.names import CONTROL_SOCKET
 from nri_gpu.domain.node import Inventory
+from nri_gpu.policy.usage_settings import UsageSettings
+from nri_gpu.records.kept_folder import kept_folder
 
 TIMEOUT_S: Final = 5.0
 READ_BYTES: Final = 1 << 16
@@ -102,6 +107,21 @@ def with_health(inventory: Inventory, status: DaemonStatus) -> Inventory:
     except ValueError:
         return inventory
     return replace(inventory, gpus=tuple(gpus))
+
+
+def with_cordons(inventory: Inventory, status: DaemonStatus | None, settings: UsageSettings) -> Inventory:
+    """Return this machine's inventory with the GPUs out of use that root took out of use.
+
+    The daemon knows them, else the file. Whoever may not read that is told so, and sees none.
+    """
+    if status:
+        found = frozenset(GpuUuid(each.uuid) for each in status.gpus if each.cordoned)
+        return marked(inventory, Cordons(found, unknown=bool(status.cordon_fault)))
+    try:
+        return marked(inventory, kept_cordons(kept_folder(settings)))
+    except CordonError:
+        print("nri-gpu: only root sees which GPUs are taken out of use", file=sys.stderr)
+        return inventory
 
 
 def _reported(gpu: G, known: Mapping[str, UnitStatus]) -> G:

@@ -21,8 +21,10 @@ from nri_gpu.cdi.spec_file import (
     names_of,
     overlaps,
 )
+from nri_gpu.cli.ask_daemon import daemon_status, with_cordons
 from nri_gpu.domain.errors import CommandError, DriverError, Exit, InventoryError
 from nri_gpu.domain.gpu import Capabilities, Capability, closure
+from nri_gpu.domain.names import DEFAULT_STATE
 from nri_gpu.domain.node import Inventory, Loader
 from nri_gpu.domain.text import counted
 from nri_gpu.inventory.topology_source import ask_once, source_of
@@ -105,9 +107,11 @@ def _without_drm(options: SpecificationOptions, inventory: Inventory) -> Iterato
 
 
 def _look_now(options: SpecificationOptions) -> Inventory:
-    """Return the node's inventory now. Raises: InventoryError."""
+    """Return the node's inventory now, with the GPUs that root took out of use. Raises: InventoryError."""
     stage_dir = str(options.stage_dir)
-    return ask_once(source_of(options.topology, options.driver_root, options.library_dirs, stage_dir=stage_dir))
+    source = source_of(options.topology, options.driver_root, options.library_dirs, stage_dir=stage_dir)
+    inventory = ask_once(source)
+    return inventory if options.topology else with_cordons(inventory, daemon_status(DEFAULT_STATE), options.usage)
 
 
 def _removed_old(options: SpecificationOptions, file: SpecFile, inventory: Inventory) -> Iterator[str]:
@@ -167,6 +171,7 @@ def _options(args: argparse.Namespace) -> SpecificationOptions:
         loader=loader,
         capabilities=closure(_capabilities(args.capabilities) if args.capabilities else policy.defaults.capabilities),
         topology=args.gpus,
+        usage=policy.usage,
         standard=STANDARD,
     )
 

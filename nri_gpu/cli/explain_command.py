@@ -12,6 +12,7 @@ from typing import Annotated, Literal
 from msgspec import UNSET, Meta, Struct, UnsetType
 from msgspec.structs import replace
 
+from nri_gpu.cli.ask_daemon import daemon_status, with_cordons
 from nri_gpu.cli.follow_daemon import follow, followed_policy
 from nri_gpu.cli.page import Line, Tone
 from nri_gpu.cli.played_node import PlayedNode, with_allocators
@@ -24,6 +25,7 @@ from nri_gpu.domain.edits import UNLIMITED, Edits, Mount, Rlimit
 from nri_gpu.domain.errors import CommandError, DriverError, Exit, fault_of
 from nri_gpu.domain.gpu import GpuUuid, closed_sets
 from nri_gpu.domain.gpu_request import Mode
+from nri_gpu.domain.names import DEFAULT_STATE
 from nri_gpu.domain.node import CompatPackage, DriverFiles, DriverTree, Node
 from nri_gpu.driver.compat_packages import scan_compat
 from nri_gpu.driver.driver_scan import scan
@@ -107,6 +109,9 @@ def run(args: argparse.Namespace) -> int:
     except OSError as error:
         raise CommandError(Exit.of_input(error), fault_of(error)) from None
     node = node_snapshot(args.gpus, policy)
+    if not args.gpus:
+        inventory = with_cordons(node.inventory, daemon_status(DEFAULT_STATE), policy.usage)
+        node = replace(node, inventory=inventory)
     explained = decide_all(manifest, node, policy)
     answer(
         args,

@@ -13,7 +13,7 @@ from typing import Final
 
 from msgspec import Struct, convert, to_builtins
 
-from nri_gpu.cli.ask_daemon import with_health
+from nri_gpu.cli.ask_daemon import daemon_status, with_cordons, with_health
 from nri_gpu.cli.follow_daemon import follow, followed_policy
 from nri_gpu.cli.page import Tone
 from nri_gpu.cli.render import answer, gpus_page, lines, transition_lines
@@ -27,6 +27,8 @@ from nri_gpu.domain.node import Inventory, KernelGpu, Link
 from nri_gpu.domain.text import counted
 from nri_gpu.inventory.nvml_source import NvmlSource
 from nri_gpu.inventory.topology_source import TopologySource, ask_once, source_of
+from nri_gpu.policy.model import Policy
+from nri_gpu.records.policy_file import load_policy
 from nri_gpu.system.clocks import since_boot_s
 from nri_gpu.system.node_name import NamedNode, this_node
 
@@ -151,6 +153,8 @@ def run(args: argparse.Namespace) -> int:
     if args.record:  # as NVML has it: a GPU that is unhealthy today is not so in a simulation
         return _record(inventory, args.record)
     inventory = with_health(inventory, status) if status else inventory
+    if not args.gpus:
+        inventory = with_cordons(inventory, status, followed_policy(args, status).usage)
     page = [*gpus_page(inventory, status), *lines(transition_lines(status.transitions if status else None), Tone.FAINT)]
     answer(args, gpus_document(inventory, status), page)
     if inventory.fault:

@@ -268,6 +268,34 @@ VERBS: Final = (
         ),
     ),
     Verb(
+        "cordon",
+        "nri_gpu.cli.cordon_command",
+        "take a GPU out of use: nothing new is granted it",
+        "What has the GPU keeps it, over restarts and boots: pods and their later containers, what the kubelet\n"
+        "allocated, claims that are prepared. Everything new is refused, by annotation, kubelet and claim. Only root\n"
+        "may say so, and the GPU's MIG devices are out of use with it. Exits 1 when nothing changed. Example:\n"
+        '  nri-gpu cordon 3 --why "fan broken, ticket 4711"',
+        (
+            _option("gpu", help="its UUID, index or PCI address", metavar="GPU"),
+            _option(
+                "--why", help="the reason, for root and `status`: 1 to 200 characters", metavar="TEXT", required=True
+            ),
+            _switch("--until-reset", "until a reset of the GPU is proven as well, or confirmed by `nri-gpu repaired`"),
+            STATE_DIR,
+        ),
+    ),
+    Verb(
+        "uncordon",
+        "nri_gpu.cli.uncordon_command",
+        "take a GPU back into use",
+        "Ends what `nri-gpu cordon` began. A GPU that is unhealthy stays withheld for that, and the answer says so.\n"
+        "Only root may say so. Exits 1 when nothing changed.",
+        (
+            _option("gpu", help="its UUID, index or PCI address", metavar="GPU"),
+            STATE_DIR,
+        ),
+    ),
+    Verb(
         "verify",
         "nri_gpu.cli.verify_command",
         "prove that each container has the GPUs it was granted, and no others",

@@ -21,10 +21,13 @@ def run(args: argparse.Namespace) -> int:
         raise CommandError(
             Exit.FINDING, f"no GPU {args.gpu}: name it by UUID, index or PCI address, see nri-gpu status"
         )
-    if not answer.due:
+    if answer.awaited:
+        print(f"{answer.gpu_uuid} is in use again: it was taken out of use until its reset")
+    elif not answer.due:
         raise CommandError(Exit.FINDING, f"{answer.gpu_uuid}: no reset is due, so nothing changed")
-    print(
-        f"{answer.gpu_uuid} counts as reset (it was withheld because {answer.due}): it is granted after "
-        f"{answer.hold_down_s} s without trouble"
-    )
+    if answer.due:
+        print(
+            f"{answer.gpu_uuid} counts as reset (it was withheld because {answer.due}): it is granted after "
+            f"{answer.hold_down_s} s without trouble"
+        )
     return Exit.OK

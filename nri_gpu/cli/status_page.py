@@ -34,7 +34,8 @@ def faults(status: DaemonStatus, times: Times) -> list[str]:
     found += filter(None, (runtime.list_fault, _inventory_fault(node, times)))
     if node.driver_fault and not node.inventory_fault.startswith(NOT_FOUND):  # there is none, which is said
         found.append(node.driver_fault)
-    return found + ([f"policy not usable: {fault}"] if fault else [])
+    found += [f"policy not usable: {fault}"] if fault else []
+    return found + ([f"nothing new is granted: {status.cordon_fault}"] if status.cordon_fault else [])
 
 
 def to_mend(status: DaemonStatus) -> list[str]:

@@ -305,6 +305,15 @@ class ReleasingStatus(Struct, frozen=True):
     processes: int | None
 
 
+class CordonStatus(Struct, frozen=True, kw_only=True):
+    """A GPU that root took out of use. by: who. why: root's text. until_reset: whether a reset ends it, too."""
+
+    at_s: float
+    by: str
+    why: str
+    until_reset: bool = False
+
+
 class UnitStatus(Struct, frozen=True, kw_only=True):
     """A GPU or a MIG device, as `kind` says.
 
@@ -313,6 +322,7 @@ class UnitStatus(Struct, frozen=True, kw_only=True):
     monitors: pods that open it and do not hold it. notes: of a GPU, beside its health. pci_bus_id: of the whole GPU.
     device_node: the one that is its alone, `/dev/nvidia0`; empty where unknown. pool: in the policy; empty: in none.
     offered_to: how policy lets new pods have it, `annotation`, `kubelet`, `dra`; None where the daemon is older.
+    cordoned: of a GPU; None while it is in use.
     """
 
     place: str
@@ -335,6 +345,7 @@ class UnitStatus(Struct, frozen=True, kw_only=True):
     device_node: str = ""
     pool: str = ""
     offered_to: tuple[str, ...] | None = None
+    cordoned: CordonStatus | None = None
 
 
 class FaultStatus(Struct, frozen=True):
@@ -377,6 +388,7 @@ class DaemonStatus(Struct, frozen=True, kw_only=True, tag_field="schema", tag="n
     options: of the daemon's command line, by their key in the policy, and `topology`, the simulated node's file.
     refusals: the last, in their order. lost: containers that are over for the runtime and have processes.
     external: containers that open GPUs which nri-gpu did not grant them. unkilled: processes of the daemon.
+    cordon_fault: why it cannot tell which GPUs root took out of use, so that nothing new is granted; or empty.
     """
 
     runtime: RuntimeConnection
@@ -400,6 +412,7 @@ class DaemonStatus(Struct, frozen=True, kw_only=True, tag_field="schema", tag="n
     unkilled: tuple[UnkilledStatus, ...] = ()
     sampling: SamplingStatus = SamplingStatus()
     record: RecordStatus = RecordStatus()
+    cordon_fault: str = ""
 
 
 class ProcessStatus(Struct, frozen=True, kw_only=True):
@@ -428,11 +441,27 @@ class ProcessesAnswer(Struct, frozen=True, tag_field="schema", tag="nri-gpu/proc
 
 
 class RepairedAnswer(Struct, frozen=True, tag_field="schema", tag="nri-gpu/repaired/v1"):
-    """The answer to `repaired`. gpu_uuid: empty where there is no such GPU. due: what was; empty where nothing was."""
+    """The answer to `repaired`. gpu_uuid: empty where there is no such GPU. due: what was; empty where nothing was.
+
+    awaited: whether root had taken it out of use until this reset, and it is in use again.
+    """
 
     gpu_uuid: str
     due: str
     hold_down_s: int
+    awaited: bool = False
+
+
+class CordonAnswer(Struct, frozen=True, kw_only=True, tag_field="schema", tag="nri-gpu/cordon/v1"):
+    """The answer to `cordon` and `uncordon`. gpu_uuid: empty where there is no such GPU. fault: why nothing changed.
+
+    withheld: why the GPU is granted to nobody although root took it back into use. holders: what has it and keeps it.
+    """
+
+    gpu_uuid: str
+    fault: str = ""
+    withheld: str = ""
+    holders: tuple[str, ...] = ()
 
 
 class InventoryAnswer(Struct, frozen=True, tag_field="schema", tag="nri-gpu/inventory/v1"):

@@ -13,7 +13,11 @@ from typing import Final
 from loguru import logger
 from msgspec.structs import replace
 
+from nri_gpu.cordon.cordon_controller import CordonController
+from nri_gpu.cordon.cordon_file import CordonRecord
 from nri_gpu.daemon.answers import (
+    CordonAnswer,
+    CordonStatus,
     DraStatus,
     KubeletStatus,
     PolicyStatus,
@@ -27,6 +31,7 @@ from nri_gpu.daemon.metrics import MetricsController
 from nri_gpu.daemon.node_controllers import NodeControllers, restart_only
 from nri_gpu.daemon.view import View, processes_of
 from nri_gpu.domain.errors import Exit, fault_of
+from nri_gpu.domain.gpu import GpuUuid
 from nri_gpu.domain.names import CONTROL_SOCKET, LEDGER
 from nri_gpu.domain.node import Inventory
 from nri_gpu.domain.text import counted
@@ -133,11 +138,17 @@ class Daemon:
             away_opens_nothing=lambda: self._away_file.opens_nothing,
         )
         self._options = {**policy_file.options, **({"topology": str(topology.absolute())} if topology else {})}
-        commands = {"repaired": self._repaired, "processes": lambda _: self._processes()}
+        commands: dict[str, Command] = {
+            "repaired": self._repaired,
+            "cordon": self._cordon,
+            "uncordon": self._uncordon,
+            "processes": self._processes,
+        }
         self._reporter = Reporter(folder.path / CONTROL_SOCKET, state, self._view, commands, self._node.usage.ask)
         self._metrics = MetricsController(fixed.metrics, self._view, sampled=self._node.usage.ask)
-        self._follow()
         self._recall()
+        self._cordons = CordonController(kept, state, told=self._cordoned, module_load=self._node.module_load)
+        self._follow()
         self._holds.follow()
 
     def _make_plugin(self, key: bytes) -> Plugin:
@@ -178,6 +189,8 @@ class Daemon:
 
     def _follow(self) -> None:
         self._node.cache.subscribe(self._plugin.looked)
+        self._node.cache.subscribe(self._cordons.looked)
+        self._state.then(self._cordons.follow_ledger, Changed.LEDGER)
         self._state.then(self._plugin.observe, Changed.NODE, Changed.POLICY)
         self._state.then(self._reporter.policy_changed, Changed.POLICY)
         if self._audit:
@@ -215,6 +228,7 @@ class Daemon:
         self._liveness.keep(self._is_ready)
         self._folder.watch()
         self._kubelet.begin()
+        self._cordons.begin()
         self._node.restore()
         kubelet = asyncio.create_task(self._kubelet.run())
         # The last tasks to end: requests in flight are answered, and the audit log has them.
@@ -223,7 +237,12 @@ class Daemon:
         parts = (self._reporter.run(), self._metrics.run(), self._stray.run(), self._policy.run(), self._dra.run())
         rest = [
             asyncio.create_task(each)
-            for each in (*self._node.runs(), *parts, self._plugin.monitors.run(self._plugin.observe))
+            for each in (
+                *self._node.runs(),
+                *parts,
+                self._cordons.run(),
+                self._plugin.monitors.run(self._plugin.observe),
+            )
         ]
         if self._policy_watch:
             rest.append(asyncio.create_task(self._policy_watch.run()))
@@ -285,6 +304,7 @@ class Daemon:
 
     async def _read_again(self) -> None:
         await self._policy.read_again()
+        await self._cordons.read_again()
         self._node.look_again()
 
     def _warn_of_fixed(self, policy: Policy) -> None:
@@ -385,21 +405,49 @@ class Daemon:
                 fault=dra.fault,
             ),
             stray=StrayStatus(state.settings.stray.enabled, stray.looked_s, stray.fault, stray.findings),
+            cordons={
+                uuid: CordonStatus(at_s=each.at_s, by=each.by, why=each.why, until_reset=each.reset is not None)
+                for uuid, each in self._cordons.records.items()
+            },
+            cordon_fault=self._cordons.fault,
             guard_connected=guard_connected(Path(self._fixed.metrics.guard_dir)) if self._joins else None,
         )
 
-    def _processes(self) -> ProcessesAnswer:
+    async def _processes(self, _: str) -> ProcessesAnswer:
         """Return the processes on GPUs, as the last samples saw them. Nothing keeps or logs them."""
         return processes_of(self._node.usage.processes(), self._node.usage.report(), self._sizes.containers())
 
-    def _repaired(self, word: str) -> RepairedAnswer:
+    async def _repaired(self, word: str) -> RepairedAnswer:
         """Record root's confirmation that a GPU was reset."""
         uuid, due = self._node.health.repaired(word)
+        awaited = self._cordons.repaired(uuid)
         if due:
             logger.bind(gpu_uuid=uuid, reason=due).warning("root reported a GPU as reset")
             if self._audit:
                 self._audit.repaired(uuid, due)
-        return RepairedAnswer(uuid, due, self._state.settings.health.hold_down_s)
+        return RepairedAnswer(uuid, due, self._state.settings.health.hold_down_s, awaited)
+
+    async def _cordon(self, line: str) -> CordonAnswer:
+        """Take a GPU out of use."""
+        found = await self._cordons.cordon(line)
+        record, usage = self._cordons.records.get(GpuUuid(found.gpu_uuid)), self._state.ledger.usage()
+        uses = [usage[uuid] for uuid in record.given if uuid in usage] if record else []
+        holders = dict.fromkeys(name for use in uses for name in (*use.pods.values(), *use.idle_claims))
+        return CordonAnswer(gpu_uuid=found.gpu_uuid, fault=found.fault, holders=tuple(holders))
+
+    async def _uncordon(self, line: str) -> CordonAnswer:
+        """Take a GPU back into use."""
+        found = await self._cordons.uncordon(line)
+        return CordonAnswer(gpu_uuid=found.gpu_uuid, fault=found.fault, withheld=found.withheld)
+
+    def _cordoned(self, uuid: GpuUuid, record: CordonRecord, ended: str) -> None:
+        """Keep who took a GPU out of use, when and why, and how it came back: log, history and audit log."""
+        bound = logger.bind(gpu_uuid=uuid, name=record.by, reason=ended or record.why)
+        bound.info("GPU is in use again" if ended else "root took a GPU out of use")
+        what = f"is in use again: {ended}" if ended else f"is taken out of use by {record.by}: {record.why}"
+        self._node.inventory.cordoned(uuid, what, worse=not ended)
+        if self._audit:
+            self._audit.cordoned(uuid, record.by, record.why, ended)
 
     def _note_policy(self) -> None:
         assert self._audit

@@ -2,8 +2,8 @@
 
     client: `status` and a line break          daemon: one JSON document, then it closes
 
-Questions are words in a table. None of them can change anything but `repaired GPU`, which root alone may say, as it
-alone may ask for `processes`. `usage` has GPUs sampled for some seconds; probes do not ask it.
+Questions are words in a table, and change nothing; `usage` has GPUs sampled for some seconds, and probes do not ask it.
+Commands are root's alone: `repaired`, `cordon`, `uncordon` change something, and `processes` is not for others to read.
 """
 
 from __future__ import annotations
@@ -30,9 +30,10 @@ from nri_gpu.system.state import NodeState
 
 Answer = Callable[[], object]  # what JSON is made of
 Later = Callable[[], Awaitable[object]]  # the same, awaited
-Command = Callable[[str], object]  # what JSON is made of, given the rest of the line
+Command = Callable[[str], Awaitable[object]]  # what JSON is made of, given the rest of the line
 ROOT: Final = 0
-LIMITS: Final = ServerLimits(places=8, each=3, root=2, question_bytes=64, patience_s=5.0)
+LIMITS: Final = ServerLimits(places=8, each=3, root=2, question_bytes=512, patience_s=5.0)
+QUESTION_BYTES: Final = 64  # of what is no command
 
 
 def control_service(
@@ -54,7 +55,9 @@ def control_service(
         if word in commands:
             if peer.who != ROOT:
                 return [_error(f"{word}: {FOR_ROOT}")]
-            return [_line(to_builtins(commands[word](rest.strip())))]
+            return [_line(to_builtins(await commands[word](rest.strip())))]
+        if len(question) > QUESTION_BYTES:
+            return [_error(f"a question has at most {QUESTION_BYTES} bytes")]
         if asked in later:
             return [_line(to_builtins(await later[asked]()))]
         if asked not in table:
@@ -68,7 +71,7 @@ def control_service(
         limits=limits,
         answer=answer,
         busy=_error("too many connections at once; try again"),
-        too_long=_error(f"a question has at most {limits.question_bytes} bytes"),
+        too_long=_error(f"a command has at most {limits.question_bytes} bytes"),
         bug=_error("a bug of nri-gpu; its log has the traceback"),
     )
 
@@ -91,7 +94,7 @@ def admit(path: Path, group: int | None) -> None:
 
 
 class Reporter:
-    """The answers on the control socket, and the state of the connection to the runtime.
+    """The answers on the control socket, and the state of the connection to the runtime. commands: root's."""
 
     commands: root's alone. sampled: returns once GPUs that are held have a fresh sample, or soon after.
     """

@@ -21,9 +21,9 @@ from nri_gpu import __version__
 from nri_gpu.daemon.view import View
 from nri_gpu.decision.eligible import node_fault
 from nri_gpu.decision.overlaps import conflicts, overlaps
-from nri_gpu.decision.refusals import why_not
+from nri_gpu.decision.refusals import IN_MIG_MODE, why_not
 from nri_gpu.domain.decision import Code
-from nri_gpu.domain.gpu import DEFAULT_CAPABILITIES, MigPart, Unit, health_of
+from nri_gpu.domain.gpu import DEFAULT_CAPABILITIES, MigPart, Unit, described, health_of
 from nri_gpu.domain.health import NO_NOTES, HealthNotes, HealthState, Sign
 from nri_gpu.health.xid_log import by_action
 from nri_gpu.ledger.ledger import Ledger
@@ -165,7 +165,7 @@ def _labels(unit: Unit) -> tuple[str, str, str]:
 
 def _withheld(unit: Unit) -> str:
     """Return why nobody gets the unit. A GPU in MIG mode is not withheld: its MIG devices are granted."""
-    return why_not(unit) if isinstance(unit, MigPart) else unit.unavailable
+    return "" if (why := why_not(unit)) == IN_MIG_MODE else why
 
 
 def _available(view: View) -> Iterator[Sample]:
@@ -173,6 +173,12 @@ def _available(view: View) -> Iterator[Sample]:
         withheld = _withheld(unit)
         if withheld or isinstance(unit, MigPart) or not unit.mig_enabled:
             yield _labels(unit), not withheld
+
+
+def _cordoned(view: View) -> Iterator[Sample]:
+    for unit in view.node.inventory.units:
+        cordon = described(unit).cordon
+        yield (unit.uuid, unit.place), cordon is not None and not cordon.unknown
 
 
 def _suspect(view: View) -> Iterator[Sample]:
@@ -326,6 +332,13 @@ FAMILIES: Final = (
         "1 unless the GPU is withheld from all. One in MIG mode, whose MIG devices are granted, only where it is.",
         _available,
         ("uuid", "index", "model"),
+    ),
+    Family(
+        GAUGE,
+        "nri_gpu_gpu_cordoned",
+        "1 while root has taken the GPU or MIG device out of use.",
+        _cordoned,
+        ("uuid", "index"),
     ),
     Family(
         GAUGE,

@@ -8,6 +8,8 @@ from pathlib import Path
 from typing import Final
 
 from nri_gpu.domain.container import ContainerId
+from nri_gpu.domain.cordons import NO_CORDONS, marked
+from nri_gpu.domain.node import Inventory
 from nri_gpu.driver.driver_controller import DriverController
 from nri_gpu.health.health_controller import HealthController
 from nri_gpu.inventory.inventory_controller import InventoryCache, InventoryController
@@ -95,6 +97,10 @@ class NodeControllers:
         self._snapshots = SnapshotController(folder.path, key, self._evidence_source(), node_state)
         self._follow()
 
+    def module_load(self) -> str:
+        """Return which load of the driver's kernel module this is, or empty."""
+        return self._source.module_load()
+
     def _inventory_parts(self, folder: StateFolder) -> tuple[HealthController, InventoryCache]:
         """Return who asks the source, and who judges the health in each answer; either may want another answer soon."""
         look = asyncio.Event()
@@ -105,7 +111,7 @@ class NodeControllers:
             publish=self.inventory.publish,
             refresh=look.set,
             simulated=self._simulated,
-            module_load=self._source.module_load,
+            module_load=self.module_load,
         )
         cache = InventoryCache(
             self._source,
@@ -141,9 +147,13 @@ class NodeControllers:
 
     def restore(self) -> None:
         """Go by the last daemon's snapshot until the driver answers. A simulated node has none."""
-        self._restored = not self._simulated and self._snapshots.restore(self.cache, self.health.recalled)
+        self._restored = not self._simulated and self._snapshots.restore(self.cache, self._recalled)
         if self._restored:
             self._labels.again.set()
+
+    def _recalled(self, inventory: Inventory) -> Inventory:
+        """Return the last inventory as NVML told it; which GPUs are out of use is known to the node state."""
+        return self.health.recalled(marked(inventory, NO_CORDONS))
 
     async def known(self) -> None:
         """Wait until the node can grant, or why it cannot is known."""

@@ -69,13 +69,15 @@ class View(Struct, frozen=True, kw_only=True):
     guard_connected: bool | None = None  # None where no guard can be seen from here, as in a pod
     restarts: Mapping[str, int] = {}  # child -> starts after its first
     health_transitions: Mapping[HealthState, int] = {}  # how often a GPU came into each state
+    cordons: Mapping[GpuUuid, answers.CordonStatus] = {}  # GPUs that root took out of use
+    cordon_fault: str = ""  # why nobody can tell which, or empty
     xids: Mapping[tuple[str, ActionClass], int] = {}  # how often which came, by GPU and class of the catalogue's action
 
     @property
     def grants(self) -> bool:
         """Return whether containers can be granted GPUs now: whether `status` would name no fault that prevents it."""
         faults = (self.connection.list_fault, self.node.inventory.fault, self.inventory_fault, self.node.driver_fault)
-        return self.connection.ready and not any(faults) and not self.policy.fault
+        return self.connection.ready and not any((*faults, self.policy.fault, self.cordon_fault))
 
     def wall_of(self, monotonic: float) -> float | None:
         """Return a moment of the monotonic clock in seconds since the epoch, or None for an infinite one."""
@@ -132,6 +134,7 @@ def status_of(view: View) -> answers.DaemonStatus:
         conflicts=tuple(map(_conflict, conflicts(view.ledger).values())),
         sampling=sampling_of(view.usages),
         record=view.record,
+        cordon_fault=view.cordon_fault,
     )
 
 
@@ -237,6 +240,7 @@ def _unit(unit: Unit, usage: Usage | None, ways: tuple[Way, ...], view: View) ->
         device_node=_device_node(unit),
         pool=pool.name if pool else "",
         offered_to=ways,
+        cordoned=view.cordons.get(unit.uuid),
     )
 
 

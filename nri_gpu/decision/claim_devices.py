@@ -13,6 +13,7 @@ from msgspec import Struct
 from msgspec.structs import asdict, replace
 
 from nri_gpu.decision.asked import MONITORING
+from nri_gpu.decision.cordoned import in_use
 from nri_gpu.decision.eligible import Others, check_request, node_fault, over_limit
 from nri_gpu.decision.refusals import busy, called, cannot, no_share, why_not
 from nri_gpu.domain.container import Container, ContainerId, Pod, PodId, PodUid
@@ -68,10 +69,11 @@ def prepared(claim: AllocatedClaim, node: Node, ledger: Ledger, policy: Policy) 
         return _not(Code.BAD_POLICY, f"no GPU can be granted until the policy is fixed: {policy.fault}")
     if stale := stale_fault(policy, node.inventory_age_s):
         return _not(Code.NODE_NOT_READY, stale)
-    units = {device_name(unit): unit for unit in node.inventory.units}
+    inventory = in_use(node.inventory, {claim.uid})  # after a boot it is prepared again
+    units = {device_name(unit): unit for unit in inventory.units}
     all_found: list[_Found] = []
     for result in claim.results:
-        found = _find(result, units.get(result.device), node.inventory, policy)
+        found = _find(result, units.get(result.device), inventory, policy)
         if isinstance(found, Reason):
             uuid = units[result.device].uuid if result.device in units else ""
             return NotPrepared(replace(found, what=f"{shown(result.device)}: {found.what}"), uuid=uuid)

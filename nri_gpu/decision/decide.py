@@ -11,6 +11,7 @@ from typing import Final
 from msgspec.structs import replace
 
 from nri_gpu.decision.asked import claim_of
+from nri_gpu.decision.cordoned import in_use_for
 from nri_gpu.decision.driver_parts import driver_parts
 from nri_gpu.decision.eligible import Candidates, Eligible, Others, check_request, node_fault, over_limit
 from nri_gpu.decision.foreign import only
@@ -170,12 +171,13 @@ def _choose(asked: Eligible, container: Container, node: Node, ledger: Ledger) -
     before = ledger.entries.get(container.id)
     if before and before.lost:
         return ID_IN_USE
-    if held := _held(container, node, ledger):
+    inventory = in_use_for(container, node.inventory)
+    if held := _held(container, inventory, ledger):
         return held
     admin, allocation = asked.claim.admin, container.kubelet
     usage = ledger.usage()
     others = Others.of(container, ledger, usage)
-    candidates = Candidates.of(asked, container, node.inventory, others.usage)
+    candidates = Candidates.of(asked, container, inventory, others.usage)
     claims = frozenset(allocation.claims) if isinstance(allocation, Allocated) else frozenset[ClaimUid]()
     asker = Asker(container.pod.uid, asked.mode, asked.terms.policy.placement.strategy, claims)
     if admin:  # beside whoever holds them
@@ -204,12 +206,12 @@ def _place(
     return place(claim, asker, inventory, usage)
 
 
-def _held(container: Container, node: Node, ledger: Ledger) -> Chosen | None:
+def _held(container: Container, inventory: Inventory, ledger: Ledger) -> Chosen | None:
     """Return what this very container was granted before, and how, so that a repeated request gets the same answer."""
     entry = ledger.entries.get(container.id)
     if entry is None or not entry.holds or entry.grant.mode is None:
         return None
-    gpus = tuple(unit for unit in node.inventory.units if unit.uuid in entry.grant.uuids and not why_not(unit))
+    gpus = tuple(unit for unit in inventory.units if unit.uuid in entry.grant.uuids and not why_not(unit))
     return (gpus, entry.grant.mode, entry.grant.seat) if gpus and len(gpus) == len(entry.grant.uuids) else None
 
 

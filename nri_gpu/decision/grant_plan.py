@@ -9,10 +9,12 @@ from typing import Final
 
 from msgspec import Struct
 
+from nri_gpu.decision.cordoned import first_out_of_use
 from nri_gpu.decision.cuda_choice import DRIVERS_OWN, CompatChoice, choose, with_compat
 from nri_gpu.decision.driver_parts import driver_parts
 from nri_gpu.decision.eligible import Eligible, lacking_library, node_fault
 from nri_gpu.decision.foreign import beyond, completable, external_units, nvidia_names, nvidia_nodes, unknown_nodes
+from nri_gpu.decision.refusals import called, cannot, why_not
 from nri_gpu.domain.container import Container
 from nri_gpu.domain.decision import Code, Grant, Inject, Reason
 from nri_gpu.domain.edits import NO_EDITS, Edits
@@ -220,6 +222,8 @@ def _completed(
 ) -> Inject | Reason:
     """Return a grant of no GPU, since none of the container's is ours to grant, with the edits that complete it."""
     held = external_units(container, node)
+    if out_of_use := first_out_of_use(held, container):
+        return cannot(called(out_of_use), why_not(out_of_use))
     plan = plan_for(container, held, capabilities, node, policy, completes=True)
     if isinstance(plan, Reason):
         return plan

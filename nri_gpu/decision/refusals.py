@@ -13,7 +13,7 @@ from msgspec.structs import replace
 from nri_gpu.domain.allocation import NVIDIA_DRIVER, ClaimUid
 from nri_gpu.domain.container import Pod, PodUid
 from nri_gpu.domain.decision import Code, Reason
-from nri_gpu.domain.gpu import Gpu, GpuUuid, MigPart, Unit, health_of
+from nri_gpu.domain.gpu import Gpu, GpuUuid, MigPart, Unit, described, health_of
 from nri_gpu.domain.gpu_request import (
     ArchSelector,
     Claim,
@@ -28,6 +28,8 @@ from nri_gpu.domain.node import Inventory
 from nri_gpu.domain.text import clipped, counted, listed, quoted
 from nri_gpu.ledger.holders import ExternalAllocation, Releasing, Usage
 
+CORDONED: Final = "taken out of use by the node's administrator"
+CORDONS_UNKNOWN: Final = "whether it is taken out of use is not known: see `nri-gpu status` there"
 IN_MIG_MODE: Final = "it is in MIG mode"  # so only its MIG devices can be
 MEMORY_UNKNOWN: Final = "its memory is unknown"  # NVML tells no memory of a GPU that shares the host's
 COMPARE: Final[Mapping[Operator, Callable[..., bool]]] = {
@@ -49,19 +51,21 @@ def matches(unit: Unit, selectors: Iterable[Selector]) -> bool:
     return all(_fits(unit, selector) for selector in selectors)
 
 
-def why_not(unit: Unit, *, admin: bool = False) -> str:
+def why_not(unit: Unit, *, admin: bool = False, given: bool = False) -> str:
     """Return why a GPU or a MIG device cannot be granted to any container, or empty.
 
-    admin: the container monitors; it may have GPUs that are ill above all.
+    admin: the container monitors; it may have GPUs that are ill above all, or out of use. given: to what has it from
+    before it was taken out of use.
     """
-    ill = admin and not health_of(unit).grantable
+    ill, cordon = admin and not health_of(unit).grantable, described(unit).cordon
+    out_of_use = "" if cordon is None or admin or given else CORDONS_UNKNOWN if cordon.unknown else CORDONED
     if isinstance(unit, MigPart):
-        return _why_not_part(unit, ill=ill)
-    return ("" if ill else unit.unavailable) or (IN_MIG_MODE if unit.mig_enabled else "")
+        return _why_not_part(unit, out_of_use, ill=ill)
+    return ("" if ill else unit.unavailable) or out_of_use or (IN_MIG_MODE if unit.mig_enabled else "")
 
 
-def _why_not_part(part: MigPart, *, ill: bool) -> str:
-    if not ill and (why := part.gpu.unavailable or part.device.unavailable):
+def _why_not_part(part: MigPart, out_of_use: str, *, ill: bool) -> str:
+    if why := ("" if ill else part.gpu.unavailable or part.device.unavailable) or out_of_use:
         return why
     if not part.gpu.mig_enabled:
         return "its GPU is not in MIG mode"
@@ -176,13 +180,9 @@ def by_the_kernel(inventory: Inventory) -> str:
 
 def cannot(which: str, why: str, *, kubelet: bool = False) -> Reason:
     """Refuse: the unit is named, and lost or otherwise unavailable. kubelet: the kubelet chose it."""
-    return Reason(
-        Code.GPU_UNAVAILABLE,
-        f"{which} cannot be granted",
-        clipped(why, WHY_SHOWN_MAX),
-        f"{_NEW_POD if kubelet else 'ask for another'}, or repair it on the node (see `nvidia-smi` and `dmesg | grep "
-        "NVRM` there)",
-    )
+    repair = ", or repair it on the node (see `nvidia-smi` and `dmesg | grep NVRM` there)"
+    cure = f"{_NEW_POD if kubelet else 'ask for another'}{'' if why in (CORDONED, CORDONS_UNKNOWN) else repair}"
+    return Reason(Code.GPU_UNAVAILABLE, f"{which} cannot be granted", clipped(why, WHY_SHOWN_MAX), cure)
 
 
 def busy(

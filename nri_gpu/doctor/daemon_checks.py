@@ -14,7 +14,7 @@ from nri_gpu.domain.errors import fault_of
 from nri_gpu.domain.finding import Finding, error, ok, unseen, warning
 from nri_gpu.domain.text import counted
 from nri_gpu.driver.stage_owner import stage_advice
-from nri_gpu.health.health_notes import failing, reset_steps, withhold_steps
+from nri_gpu.health.health_notes import failing, reset_steps, withhold_step
 from nri_gpu.mps.mps_folders import mps_advice
 from nri_gpu.plugin.guard_status import read_guard_status
 from nri_gpu.plugin.second_plugin import connected_daemons
@@ -190,6 +190,8 @@ def _able(status: DaemonStatus) -> Iterator[Finding]:
             f"the daemon runs without a usable policy, and refuses every request: {status.policy.fault}",
             "nri-gpu check    # then: systemctl reload nri-gpu",
         )
+    if status.cordon_fault:
+        yield error("GPUs out of use", f"nothing new is granted: {status.cordon_fault}", "systemctl reload nri-gpu")
     if status.policy.rejected:
         yield error(
             "policy file",
@@ -324,4 +326,7 @@ def health_findings(seen: Examined) -> Iterator[Finding]:
             soon, *_ = reset_steps(gpu.uuid)
             yield warning(name, f"it is not granted again once its holder has ended: {notes.soon}", soon)
         if notes.namespaces:
-            yield warning(name, failing(notes), *withhold_steps(gpu.uuid))
+            yield warning(name, failing(notes), withhold_step(gpu.uuid))
+        if cordon := gpu.cordoned:
+            sentence = f"it was taken out of use by {cordon.by}: {cordon.why}"
+            yield warning(name, sentence, f"nri-gpu uncordon {gpu.uuid}    # once that is over")

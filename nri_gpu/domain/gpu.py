@@ -150,6 +150,17 @@ def _forget_zeros(unit: MigDevice | Gpu) -> None:
             force_setattr(unit, name, None)
 
 
+class Cordon(Recorded, frozen=True):
+    """A word of root's that took a GPU out of use, and its MIG devices with it.
+
+    given: what has the unit from before, and keeps it: UIDs of pods and of claims, ids of sandboxes, and devices of the
+    kubelet by `reservation_id`. unknown: nobody can tell whether root took it out of use.
+    """
+
+    given: frozenset[str] = frozenset()
+    unknown: bool = False
+
+
 class MigDescription(Recorded, frozen=True, kw_only=True):
     """A MIG device as NVML describes it, and a topology file in the same words."""
 
@@ -178,6 +189,7 @@ class MigDevice(MigDescription, Value, frozen=True, kw_only=True):
     started: bounds.Started = ()
     pids: bounds.Pids = ()
     health: Health = WELL  # its own, from what NVML says of this device alone
+    cordon: Cordon | None = None  # None while its GPU is in use
 
     def __post_init__(self) -> None:
         _forget_zeros(self)
@@ -229,6 +241,7 @@ class Gpu(GpuDescription, Value, frozen=True, kw_only=True):
     signs: Annotated[tuple[Sign, ...], Meta(max_length=len(Sign))] = ()  # what else the query showed, for `health/`
     health: Health = WELL  # what follows from signs and events
     ecc: Ecc | None = None
+    cordon: Cordon | None = None  # None while it is in use
 
     def __post_init__(self) -> None:
         _forget_zeros(self)

@@ -272,7 +272,15 @@ CATALOGUE: Final[Mapping[str, Mapping[str, tuple[str, str]]]] = {
         ),
         "root reported a GPU as reset": (
             "Root ran `nri-gpu repaired`; the line has the reason for the reset.",
-            "Nothing, if it was reset; else withhold it by a [[pool]] that no namespace may use.",
+            "Nothing, if it was reset; else take it out of use: `nri-gpu cordon`.",
+        ),
+        "GPUs out of use not known, so nothing new is granted": (
+            "The file with the GPUs that root took out of use is damaged, not root's, or cannot be read.",
+            "Do what the line says, then reload nri-gpu.",
+        ),
+        "GPUs out of use not written": (
+            "The file with the GPUs that root took out of use could not be brought up to date.",
+            "Make room in its folder, or fix what the line names.",
         ),
         "GPU cannot be described": (
             "The driver answers for this GPU with errors.",

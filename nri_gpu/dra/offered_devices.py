@@ -17,7 +17,18 @@ from nri_gpu.decision.offered import is_allocatable
 from nri_gpu.decision.overlaps import overlaps
 from nri_gpu.decision.refusals import IN_MIG_MODE, why_not
 from nri_gpu.decision.topology import Topology, split, topology_of
-from nri_gpu.domain.gpu import FabricState, Gpu, GpuUuid, MigPart, Unit, closure, health_of, whole
+from nri_gpu.domain.gpu import (
+    FabricState,
+    Gpu,
+    GpuUuid,
+    MigPart,
+    Unit,
+    closure,
+    described,
+    health_of,
+    is_compute_slice,
+    whole,
+)
 from nri_gpu.domain.gpu import slices as slices_of
 from nri_gpu.domain.gpu_request import Mode
 from nri_gpu.domain.node import Inventory, Node
@@ -32,6 +43,7 @@ from nri_gpu.policy.model import Policy
 from nri_gpu.policy.select import stale_fault
 
 UNHEALTHY: Final = "gpu.nri.io/unhealthy"
+CORDONED: Final = "gpu.nri.io/cordoned"
 HELD: Final = "gpu.nri.io/held"
 NODE_NOT_READY: Final = "gpu.nri.io/node-not-ready"
 NO_SCHEDULE: Final = "NoSchedule"
@@ -111,7 +123,7 @@ def offer(
             shared=shared,
             counter_set=_counter_set(whole(unit)) if counters[unit.uuid] else "",
             counters=counters[unit.uuid],
-            fault=why_not(unit) or _replaced(unit, ledger),
+            fault=why_not(unit, given=True) or _replaced(unit, ledger),
         )
         for unit in units
     )
@@ -240,20 +252,22 @@ def _fabric(gpu: Gpu) -> str:
 
 
 def _taints(unit: Unit, policy: Policy, holder: str, hindrance: str) -> Iterator[Taint]:
-    if word := _withheld(unit):
+    if word := _withheld(unit, given=True):
         stops = policy.health.containers is OnBad.STOP and not health_of(unit).grantable
         yield Taint(UNHEALTHY, word, NO_EXECUTE if stops else NO_SCHEDULE)
+    if described(unit).cordon:
+        yield Taint(CORDONED, "by-the-administrator", NO_SCHEDULE)  # never NoExecute: what has it keeps it
     if holder:
         yield Taint(HELD, holder, NO_SCHEDULE)
     if hindrance:
         yield Taint(NODE_NOT_READY, hindrance, NO_SCHEDULE)
 
 
-def _withheld(unit: Unit) -> str:
-    """Return in a word why nobody is granted the unit, or empty."""
+def _withheld(unit: Unit, *, given: bool = False) -> str:
+    """Return in a word why nobody is granted the unit, or empty. given: nor who had it before it was out of use."""
     if not health_of(unit).grantable:
         return health_of(unit).state.value
-    return "unavailable" if why_not(unit) else ""
+    return "unavailable" if why_not(unit, given=given) else ""
 
 
 def _replaced(unit: Unit, ledger: Ledger) -> str:

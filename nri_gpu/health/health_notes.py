@@ -41,12 +41,6 @@ def reset_steps(uuid: str) -> tuple[str, ...]:
     )
 
 
-def withhold_steps(uuid: str) -> tuple[str, ...]:
-    """Say how to withhold a GPU by hand: a pool that is for nobody."""
-    return (
-        "# in /etc/nri-gpu/policy.toml, above all other pools:",
-        "[[pool]]",
-        'name = "withheld"',
-        f'device = ["{uuid}"]',
-        "nri-gpu check && systemctl reload nri-gpu",
-    )
+def withhold_step(uuid: str) -> str:
+    """Say how to withhold a GPU by hand."""
+    return f'nri-gpu cordon {uuid} --why "applications fail on it"'

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Final
 
+from msgspec import Struct
 from msgspec.structs import replace
 
 from nri_gpu.domain.gpu import Gpu
@@ -13,6 +14,33 @@ from nri_gpu.policy.health_settings import HealthSettings
 
 NO_ACTION: Final = "the driver's recovery action is none"
 IS_CONTAINED: Final = "the error is contained"
+
+
+class AwaitedReset(Struct, frozen=True, omit_defaults=True):
+    """A reset that root waits for, and what was seen of the GPU since.
+
+    boot_id, module: of the kernel and which load of the driver's module it is, or empty. pending: a remap was pending.
+    asked: the driver's recovery action was a reset.
+    """
+
+    boot_id: str = ""
+    module: str = ""
+    pending: bool = False
+    asked: bool = False
+
+    def after(self, gpu: Gpu, module: str, boot_id: str) -> AwaitedReset | None:
+        """Return what is awaited after the driver described the GPU, or None once that proves a reset."""
+        if (module and self.module not in ("", module)) or (boot_id and self.boot_id not in ("", boot_id)):
+            return None
+        remap = Sign.REMAP_PENDING in gpu.signs or gpu.remap_pending
+        if (self.pending and remap is False) or (self.asked and gpu.recovery_action is RecoveryAction.NONE):
+            return None
+        return AwaitedReset(
+            boot_id=self.boot_id or boot_id,
+            module=self.module or module,
+            pending=self.pending or bool(remap),
+            asked=self.asked or gpu.recovery_action in RESETS,
+        )
 
 
 def after_contained(record: GpuRecord, rules: HealthSettings, now: Moment) -> GpuRecord:

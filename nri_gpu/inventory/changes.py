@@ -24,7 +24,7 @@ _KINDS: Final = {
     "mig_enabled": TransitionKind.MIG,
 }
 # Fields with sentences of their own.
-_OWN: Final = frozenset({"uuid", "mig", "unavailable", "signs", "remap_pending", "health"})
+_OWN: Final = frozenset({"uuid", "mig", "unavailable", "signs", "remap_pending", "health", "cordon"})
 _HOW: Final = {HealthState.HEALTHY: "is healthy, recovered from", HealthState.RECOVERING: "is recovering from"}
 _SHORT: Final = 60  # characters of a fact that a sentence can hold
 

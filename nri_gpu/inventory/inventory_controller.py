@@ -11,6 +11,7 @@ from loguru import logger
 from msgspec.structs import replace
 
 from nri_gpu.domain.errors import InventoryError
+from nri_gpu.domain.gpu import GpuUuid
 from nri_gpu.domain.health import WELL, History, Transition, TransitionKind
 from nri_gpu.domain.node import Inventory
 from nri_gpu.inventory.changes import changes
@@ -199,6 +200,13 @@ class InventoryController:
         """Note that another kernel module is loaded, or that none is; the caller has logged it."""
         what = f"kernel module nvidia {version} is loaded" if version else "kernel module nvidia is no longer loaded"
         self._note([Transition(kind=TransitionKind.MODULE, what=what, worse=not version)])
+
+    def cordoned(self, gpu_uuid: GpuUuid, what: str, *, worse: bool) -> None:
+        """Note a GPU that root took out of use, or that is in use again. what: a clause. The caller has logged it."""
+        gpu = next((gpu for gpu in self._node_state.node.gpus if gpu.uuid == gpu_uuid), None)
+        name, index = (f"GPU {gpu.index} ({gpu_uuid})", gpu.index) if gpu else (f"GPU {gpu_uuid}", None)
+        kind = TransitionKind.AVAILABLE
+        self._note([Transition(kind=kind, what=f"{name} {what}", uuid=gpu_uuid, index=index, worse=worse)])
 
     def _note(self, transitions: Iterable[Transition]) -> None:
         self.history = self.history.having(transitions, self._wall())

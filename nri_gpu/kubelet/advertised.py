@@ -10,6 +10,7 @@ from typing import Final, Protocol
 from msgspec import Struct
 from msgspec.structs import replace
 
+from nri_gpu.decision.cordoned import is_kept
 from nri_gpu.decision.eligible import node_fault
 from nri_gpu.decision.offered import KubeletOffer, kubelet_offer
 from nri_gpu.decision.overlaps import overlaps
@@ -17,13 +18,14 @@ from nri_gpu.decision.refusals import why_not
 from nri_gpu.decision.topology import Surroundings, choose, topology_of
 from nri_gpu.domain.allocation import REPLICA, AllocatedDevice
 from nri_gpu.domain.errors import NriGpuError
-from nri_gpu.domain.gpu import GpuUuid, MigPart, Unit, closure, nvml_order, whole
+from nri_gpu.domain.gpu import Gpu, GpuUuid, MigPart, Unit, closure, described, is_compute_slice, nvml_order, whole
 from nri_gpu.domain.gpu_request import Strategy
 from nri_gpu.domain.node import Node
 from nri_gpu.domain.text import shown
 from nri_gpu.kubelet.allocations import KubeletTokens, held_by_others
 from nri_gpu.kubelet.required_device import RequiredDevice, token_key, write_token
-from nri_gpu.policy.kubelet_settings import KubeletSettings
+from nri_gpu.ledger.reservations import reservation_id
+from nri_gpu.policy.kubelet_settings import KubeletSettings, MigStrategy
 from nri_gpu.policy.select import stale_fault
 from nri_gpu.system.state import NodeState
 
@@ -51,6 +53,7 @@ class Device(Struct, frozen=True):
 
     id: str
     why: str  # it is unhealthy; empty if it is healthy
+    closed: str  # why it is allocated to nobody; empty if it may be
     numa_node: int | None  # None where unknown
     gpu: GpuUuid  # the GPU that it is, or is a part of
 
@@ -97,6 +100,7 @@ class AdvertisedDevices:
         self._plugin = plugin
         self._required = required
         self._known: dict[str, tuple[Device, ...]] = {}
+        self._left: set[str] = set()  # out of use, and the kubelet wanted to allocate them: their pods are gone
 
     def hindrance(self) -> str:
         """Return why a container created now would not get its GPUs; empty when it would."""
@@ -137,9 +141,15 @@ class AdvertisedDevices:
         stuck = state.ledger.stuck | overlaps(state.ledger).keys()
         found: list[Device] = []
         for unit in self._units().get(resource, ()):
-            why = hindrance or why_not(unit) or (STUCK if unit.uuid in stuck else TAKEN if unit.uuid in taken else "")
-            gpu = whole(unit)
-            found += [Device(id_, why, gpu.numa_node, gpu.uuid) for id_ in self._ids(unit)]
+            held = STUCK if unit.uuid in stuck else TAKEN if unit.uuid in taken else ""
+            why, gpu = hindrance or why_not(unit, given=True) or held, whole(unit)
+            closed = hindrance or why_not(unit) or held
+            if not described(unit).cordon:
+                self._left.difference_update(self._ids(unit))
+            for id_ in self._ids(unit):
+                # The kubelet fails a pod whose own device is unhealthy when it admits the pod again, as after a boot.
+                kept = is_kept(unit, reservation_id(AllocatedDevice(resource, id_))) and id_ not in self._left
+                found.append(Device(id_, why if kept else closed, closed, gpu.numa_node, gpu.uuid))
         self._known[resource] = (*found, *self._lost(resource, found))
         return self._known[resource]
 
@@ -156,7 +166,7 @@ class AdvertisedDevices:
         number = min(size - len(kept), len(free))
         if number <= 0:
             return kept
-        known = [id_ for id_ in free if id_ in units]
+        known = [id_ for id_ in free if id_ in units and not why_not(units[id_])]
         if self.shared or any(isinstance(units[id_], MigPart) for id_ in known):
             pack = self._node_state.policy.placement.strategy is Strategy.PACK
             chosen = _one_by_one(units, known, number, fullest=pack and not self.shared)
@@ -172,7 +182,12 @@ class AdvertisedDevices:
         """
         key, shared = self._plugin.kubelet.key, self.shared
         requested = [sorted(ids) for ids in requests]
-        _check(resource, [id_ for ids in requested for id_ in ids], {each.id: each for each in self.devices(resource)})
+        asked, advertised = (
+            [id_ for ids in requested for id_ in ids],
+            {each.id: each for each in self.devices(resource)},
+        )
+        self._left.update(each.id for each in advertised.values() if each.id in asked and each.closed and not each.why)
+        _check(resource, asked, advertised)
         if key is None or not all(requested):
             why = "a container asks for none" if key else NO_KEY
             raise AllocationError(f"{resource} cannot be allocated: {why}")
@@ -224,7 +239,7 @@ class AdvertisedDevices:
         here = {device.id for device in found}
         described = {gpu.uuid for gpu in inventory.gpus if not gpu.unavailable}
         gone = (each for each in self._known.get(resource, ()) if each.id not in here and each.gpu not in described)
-        return tuple(replace(device, why=LOST) for device in gone)
+        return tuple(replace(device, why=LOST, closed=LOST) for device in gone)
 
 
 def _check(resource: str, ids: Sequence[str], advertised: Mapping[str, Device]) -> None:
@@ -244,7 +259,7 @@ def _check(resource: str, ids: Sequence[str], advertised: Mapping[str, Device]) 
                 f"this node no longer has {name} of {resource}, because MIG devices were re-created or a GPU was "
                 "removed: delete the pod to have it re-created."
             )
-        if why := advertised[id_].why:
+        if why := advertised[id_].closed:
             raise AllocationError(
                 f"{name} of {resource} cannot be allocated: {why[:WHY_SHOWN_MAX].rstrip('.')}; try again."
             )

@@ -102,6 +102,7 @@ class Live(Struct, frozen=True):
     numbers: frozenset[DeviceNumber] = frozenset()  # of the devices that it can open
     staged: frozenset[str] = frozenset()  # generations of driver files that it mounts
     lost_since: float | None = None  # as for a lost entry, seconds on the monotonic clock; None if it is not lost
+    pod_uid: PodUid = PodUid("")  # empty where an earlier daemon's file has the container
 
 
 class Ledger(Struct, frozen=True, dict=True):

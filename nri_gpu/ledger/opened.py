@@ -59,7 +59,8 @@ def live(container: Container, edits: Edits = NO_EDITS, stage_dir: str = "") -> 
         staged |= staged_below(stage_dir, [mount.source for mount in edits.mounts.values()])
     if not numbers and not staged:
         return None
-    return Live(container.id, container.name, container.pod.id, container.pod.full_name, numbers, staged)
+    pod = container.pod
+    return Live(container.id, container.name, pod.id, pod.full_name, numbers, staged, pod_uid=pod.uid)
 
 
 def seen(ledger: Ledger, inventory: Inventory, monitors: Monitors = NO_MONITORS) -> Ledger:

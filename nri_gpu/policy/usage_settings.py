@@ -26,11 +26,12 @@ class UsageSettings(Struct, frozen=True, kw_only=True):
         str,
         _DIR,
         about(
-            "Folder of usage.jsonl, root's, which a reboot leaves. Empty: the systemd unit's state directory, else "
-            "/var/lib/nri-gpu where only root can change it; in a pod only if it is mounted. off: nothing is kept."
+            "Folder, root's, of what is kept over a boot: who had which GPU, and GPUs out of use. Empty: the systemd "
+            "unit's state directory, else /var/lib/nri-gpu where only root can change it; in a pod only if it is "
+            "mounted; a simulated node then has none. off: nothing is kept."
         ),
     ] = ""
-    keep_days: Annotated[int, Meta(ge=1, le=3650), about("Days after which what is kept there is deleted.")] = 90
+    keep_days: Annotated[int, Meta(ge=1, le=3650), about("Days after which the record is deleted.")] = 90
     keep_mib: Annotated[
-        int, Meta(ge=1, le=1024), about("MiB that it may have; the oldest eighth is deleted before it has more.")
+        int, Meta(ge=1, le=1024), about("MiB that the record may have; its oldest eighth is deleted before it has more.")
     ] = 64

@@ -30,6 +30,7 @@ from nri_gpu.domain.value import encode
 from nri_gpu.ledger.ledger import Ledger
 from nri_gpu.records.audit_limits import RECORD_MAX, PodShares, cut_record, left_out_record
 from nri_gpu.records.audit_records import (
+    CordonedRecord,
     NodeRecord,
     PolicyRecord,
     RepairRecord,
@@ -72,7 +73,7 @@ class _Forgotten(Struct, frozen=True):
     decisions: int
 
 
-_Note = _Decided | PolicyRecord | _Changed | RepairRecord | _Forgotten
+_Note = _Decided | PolicyRecord | _Changed | RepairRecord | CordonedRecord | _Forgotten
 _Record = Mapping[str, object] | Struct
 
 
@@ -116,6 +117,10 @@ class AuditLog:
     def repaired(self, gpu_uuid: str, due: str) -> None:
         """Note that root said a GPU was reset."""
         self._note(RepairRecord(self._wall(), gpu_uuid, due))
+
+    def cordoned(self, gpu_uuid: str, by: str, why: str, ended: str) -> None:
+        """Note that root took a GPU out of use. ended: how it came back into use, or empty."""
+        self._note(CordonedRecord(self._wall(), gpu_uuid, by, why, ended))
 
     def follow(self, state: NodeState) -> None:
         state.first(lambda: self._note(_Changed(state.ledger, self._wall())), Changed.LEDGER)
@@ -206,7 +211,7 @@ class AuditLog:
         self._shares.add(pod, len(line))
         yield line
 
-    def _records(self, note: PolicyRecord | _Changed | RepairRecord | _Forgotten) -> Iterator[_Record]:
+    def _records(self, note: PolicyRecord | _Changed | RepairRecord | CordonedRecord | _Forgotten) -> Iterator[_Record]:
         match note:
             case PolicyRecord():
                 self._policy = note
@@ -217,7 +222,7 @@ class AuditLog:
                     yield from _ledger_records(ledger, at)
                 elif changed := changed_record(before, ledger, at):
                     yield changed
-            case RepairRecord():
+            case RepairRecord() | CordonedRecord():
                 yield note
             case _Forgotten(decisions):
                 self._lost += decisions

@@ -12,6 +12,7 @@ A log is a list of records, each a JSON object with a `kind`:
     cut       the same of a container that is too large to be recorded: its names, its annotation and the answer
     left_out  how many decisions on a pod are not in this file, because it had its share of it
     repaired  root said that a GPU was reset; no decision depends on it
+    cordoned  a GPU was taken out of use by root, or back; decisions depend on the node, which shows it
 
 `decide` is pure, so an unchanged replay by the same version gives every answer again to the byte. Sentences are
 recorded for people and not compared: a refusal is its code, and another version may word it otherwise. With another
@@ -99,6 +100,19 @@ class RepairRecord(Struct, frozen=True, tag_field="kind", tag="repaired"):
     at_s: float
     gpu_uuid: str
     due: str
+
+
+class CordonedRecord(Struct, frozen=True, tag_field="kind", tag="cordoned"):
+    """A GPU that root took out of use, or that is in use again. by: who took it out of use. why: root's text.
+
+    at_s: seconds since the epoch. ended: how it came back into use, or empty.
+    """
+
+    at_s: float
+    gpu_uuid: str
+    by: str
+    why: str
+    ended: str = ""
 
 
 def answer_json(decision: Decision) -> dict[str, object]:
@@ -197,6 +211,7 @@ _AnyRecord = (
     | _ChangedRecord
     | DecisionRecord
     | RepairRecord
+    | CordonedRecord
     | CutRecord
     | LeftOutRecord
 )
@@ -273,7 +288,7 @@ class Replay:
                 return PassedOver(
                     at_s, namespace, pod, "", decisions - decisions // 2, why
                 )  # since the last such record
-            case RepairRecord():
+            case RepairRecord() | CordonedRecord():
                 pass
         return None
 

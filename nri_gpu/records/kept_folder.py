@@ -1,4 +1,4 @@
-"""The folder of what is kept over reboots."""
+"""The folder of what is kept over a boot."""
 
 from __future__ import annotations
 
@@ -10,26 +10,21 @@ from nri_gpu.records.policy_file import UNIT_FOLDER, unit_folder
 from nri_gpu.system.storage import stat_of, why_untrusted
 
 
-def kept_folder(settings: UsageSettings, *, in_pod: bool, simulated: bool, usual: Path = UNIT_FOLDER) -> Path | str:
-    """Return the folder, or a clause: why nothing is kept. usual: the folder of an installed nri-gpu."""
+def kept_folder(settings: UsageSettings, *, simulated: bool = False) -> Path | str:
+    """Return the folder, or a sentence why there is none."""
     if settings.dir == OFF:
-        return "usage.dir is off"
-    if settings.dir:
-        return Path(settings.dir)
-    if simulated:
-        return "the node is simulated, and usage.dir names no folder"
-    return unit_folder() or _installed(usual, in_pod=in_pod)
-
-
-def _installed(folder: Path, *, in_pod: bool) -> Path | str:
+        return 'nothing is kept over a boot on this node: its policy has usage.dir = "off"'
+    if simulated and not settings.dir:
+        return "nothing is kept of a simulated node: name a folder by usage.dir in its policy"
+    folder = Path(settings.dir) if settings.dir else unit_folder() or UNIT_FOLDER
     try:
         found = stat_of(folder)
     except OSError as error:
-        return str(error)
-    if in_pod and not folder.is_mount():
-        return f"{folder} is not mounted in this pod (paths.remembered of the chart)"
+        return f"{folder} cannot be looked at: {error.strerror}"
     if found is None:
-        return f"there is no {folder}"
+        return f"{folder} is missing: make it, root's, or name another by usage.dir in the policy"
     if why := why_untrusted(found, folder):
-        return f"{folder}: {why}"
-    return folder if os.access(folder, os.W_OK) else f"{folder} cannot be written"
+        return f"{folder} cannot be used ({why}): correct that, or name another by usage.dir in the policy"
+    if not settings.dir and "KUBERNETES_SERVICE_HOST" in os.environ and not folder.is_mount():
+        return f"{folder} is no mount of the node's in this pod, and ends with it"
+    return folder

@@ -7,6 +7,7 @@ from enum import Enum, auto
 
 from msgspec.structs import replace
 
+from nri_gpu.domain.cordons import NO_CORDONS, Cordons, marked
 from nri_gpu.domain.mps import MpsFolders
 from nri_gpu.domain.node import CompatPackage, DriverFiles, Inventory, Node
 from nri_gpu.ledger.ledger import Ledger
@@ -45,6 +46,7 @@ class NodeState:
         self._put_policy(policy or Policy.default())
         self.ledger = Ledger()  # who holds what
         self.synchronized = False  # the ledger is built from the runtime's list, not from an earlier daemon's file
+        self._cordons = NO_CORDONS
         self._later = later
         self._first: list[Follower] = []
         self._then: list[Follower] = []
@@ -78,7 +80,14 @@ class NodeState:
             self._tell(Changed.LEDGER)
 
     def put_inventory(self, inventory: Inventory) -> None:
-        self._publish(replace(self.node, inventory=inventory))
+        """Put an inventory in place, with the GPUs out of use that root took out of use."""
+        self._publish(replace(self.node, inventory=marked(inventory, self._cordons)))
+
+    def put_cordons(self, cordons: Cordons) -> None:
+        """Take these GPUs out of use from now on, and no others."""
+        if cordons != self._cordons:
+            self._cordons = cordons
+            self.put_inventory(self.node.inventory)
 
     def put_module(self, version: str) -> None:
         """Put in place the version of the loaded kernel module, or empty if none is loaded."""

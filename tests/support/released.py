@@ -6,6 +6,7 @@ import io
 import subprocess
 import tarfile
 from collections.abc import Mapping
+from functools import partial
 from pathlib import Path
 from typing import Final
 
@@ -14,19 +15,20 @@ import pytest
 from tests.support.cache import cache_folder, kept
 
 COMMIT: Final = "d995626f621ce1ce7e532a8c2ece32ed396af36f"
+BEFORE_CORDONS: Final = "6da95ad0"  # the last that knows of no GPU out of use
 PROJECT: Final = Path(__file__).parents[2]
 
 
-def released() -> Mapping[str, str]:
+def released(commit: str = COMMIT) -> Mapping[str, str]:
     """The environment in which `python -m nri_gpu` is that version. Skip the test where git does not have it."""
-    return {"PYTHONPATH": str(kept(cache_folder() / f"released-{COMMIT[:8]}", _unpack))}
+    return {"PYTHONPATH": str(kept(cache_folder() / f"released-{commit[:8]}", partial(_unpack, commit)))}
 
 
-def _unpack(folder: Path) -> None:
-    command = ["git", "-C", str(PROJECT), "archive", COMMIT, "nri_gpu"]
+def _unpack(commit: str, folder: Path) -> None:
+    command = ["git", "-C", str(PROJECT), "archive", commit, "nri_gpu"]
     try:
         done = subprocess.run(command, capture_output=True, check=True)
     except (OSError, subprocess.CalledProcessError):
-        pytest.skip(f"git does not have {COMMIT[:8]}, the version before this one: `git fetch --unshallow` brings it")
+        pytest.skip(f"git does not have {commit[:8]}, a version before this one: `git fetch --unshallow` brings it")
     with tarfile.open(fileobj=io.BytesIO(done.stdout)) as archive:
         archive.extractall(folder, filter="data")

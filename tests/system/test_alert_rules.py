@@ -42,6 +42,7 @@ HEALTHY: Final = {
     "nri_gpu_policy_rejected": 0,
     'nri_gpu_child_restarts_total{child="nvml"}': 1,
     'nri_gpu_gpu_available{uuid="GPU-0",index="0"}': 1,
+    'nri_gpu_gpu_cordoned{uuid="GPU-0",index="0"}': 0,
     'nri_gpu_gpu_reset_due{uuid="GPU-0",index="0"}': 0,
     'nri_gpu_gpu_suspect{uuid="GPU-0",index="0"}': 0,
     'nri_gpu_gpu_failing_namespaces{uuid="GPU-0",index="0"}': 0,

@@ -15,6 +15,7 @@ SHOWN: Final = {
     "cli/status_command.py": "how long ago",
     "cli/watch.py": "when something changed",
     "cli/kept_record.py": "which days are asked for",
+    "cordon/cordon_controller.py": "when root took a GPU out of use",
     "daemon/app.py": "the audit's records",
     "daemon/control.py": "since when",
     "dra/dra_controller.py": "when the driver process asked",

@@ -10,6 +10,8 @@ complete -c nri-gpu -n __fish_use_subcommand -a status -d 'show who holds which 
 complete -c nri-gpu -n __fish_use_subcommand -a history -d 'show who had which GPU, from when to when'
 complete -c nri-gpu -n __fish_use_subcommand -a usage -d 'sum up how many GPU-seconds each namespace, pod, model or MIG profile had'
 complete -c nri-gpu -n __fish_use_subcommand -a repaired -d 'confirm a GPU reset that the driver cannot report'
+complete -c nri-gpu -n __fish_use_subcommand -a cordon -d 'take a GPU out of use: nothing new is granted it'
+complete -c nri-gpu -n __fish_use_subcommand -a uncordon -d 'take a GPU back into use'
 complete -c nri-gpu -n __fish_use_subcommand -a verify -d 'prove that each container has the GPUs it was granted, and no others'
 complete -c nri-gpu -n __fish_use_subcommand -a driver -d 'show which files of the NVIDIA driver containers can get, and which are missing'
 complete -c nri-gpu -n __fish_use_subcommand -a check -d 'check a policy file, and report all faults at once with their lines'
@@ -90,6 +92,14 @@ complete -c nri-gpu -n '__fish_seen_subcommand_from usage' -s h -l help -d 'show
 complete -c nri-gpu -n '__fish_seen_subcommand_from repaired' -x
 complete -c nri-gpu -n '__fish_seen_subcommand_from repaired' -l state-dir -x -a '(__fish_complete_directories)' -d 'the daemon\'s state folder (default /run/nri-gpu)'
 complete -c nri-gpu -n '__fish_seen_subcommand_from repaired' -s h -l help -d 'show this help and exit'
+complete -c nri-gpu -n '__fish_seen_subcommand_from cordon' -x
+complete -c nri-gpu -n '__fish_seen_subcommand_from cordon' -l why -x -d 'the reason, for root and `status`: 1 to 200 characters'
+complete -c nri-gpu -n '__fish_seen_subcommand_from cordon' -l until-reset -d 'until a reset of the GPU is proven as well, or confirmed by `nri-gpu repaired`'
+complete -c nri-gpu -n '__fish_seen_subcommand_from cordon' -l state-dir -x -a '(__fish_complete_directories)' -d 'the daemon\'s state folder (default /run/nri-gpu)'
+complete -c nri-gpu -n '__fish_seen_subcommand_from cordon' -s h -l help -d 'show this help and exit'
+complete -c nri-gpu -n '__fish_seen_subcommand_from uncordon' -x
+complete -c nri-gpu -n '__fish_seen_subcommand_from uncordon' -l state-dir -x -a '(__fish_complete_directories)' -d 'the daemon\'s state folder (default /run/nri-gpu)'
+complete -c nri-gpu -n '__fish_seen_subcommand_from uncordon' -s h -l help -d 'show this help and exit'
 complete -c nri-gpu -n '__fish_seen_subcommand_from verify' -l containerd-state -x -a '(__fish_complete_directories)' -d 'containerd\'s state folder (default: the usual ones)'
 complete -c nri-gpu -n '__fish_seen_subcommand_from verify' -l policy -r -F -d 'policy file (default /etc/nri-gpu/policy.toml)'
 complete -c nri-gpu -n '__fish_seen_subcommand_from verify' -l state-dir -x -a '(__fish_complete_directories)' -d 'the daemon\'s state folder (default /run/nri-gpu)'

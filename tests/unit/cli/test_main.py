@@ -46,7 +46,10 @@ def helped(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
 def test_help_has_every_verb_in_its_group_with_an_example(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    names = "run guard dra gpus status history usage repaired verify driver check doctor cdi explain replay prepare"
+    names = (
+        "run guard dra gpus status history usage repaired cordon uncordon verify driver check doctor cdi explain "
+        "replay prepare"
+    )
     assert names.split() == VERBS
     assert sorted(name for group in cli.GROUPS.values() for name in group) == sorted(VERBS)
     monkeypatch.setenv("COLUMNS", "80")

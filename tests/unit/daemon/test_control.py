@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from nri_gpu.daemon.answers import FOR_ROOT
-from nri_gpu.daemon.control import LIMITS, admit, control_service
+from nri_gpu.daemon.control import LIMITS, QUESTION_BYTES, admit, control_service
 from nri_gpu.system.server import ServerLimits, listen
 from tests.support.serving import connected, served
 
@@ -55,6 +55,7 @@ ERRORS = {
     "no text": (b"\xff\xfe", KNOWN),
     "JSON": (b"{}", KNOWN),
     "too long": (b"x" * (LIMITS.question_bytes + 1), "at most"),
+    "too long for a question": (b"x" * (QUESTION_BYTES + 1), "a question has at most 64 bytes"),
     "one whose answer has a bug": (b"broken", "bug"),
 }
 
@@ -70,7 +71,7 @@ async def test_only_root_gives_commands(folder: Path) -> None:
     path = folder / "control.sock"
     given: list[str] = []
 
-    def repaired(word: str) -> dict[str, int]:
+    async def repaired(word: str) -> dict[str, int]:
         given.append(word)
         return {"n": 2}
 
@@ -84,8 +85,9 @@ async def test_only_root_gives_commands(folder: Path) -> None:
             answer = await asyncio.to_thread(other.recv, 4096)
         assert json.loads(answer) == {"error": f"repaired: {FOR_ROOT}"}
         assert await said(path, b"repaired  GPU-1 \n") == {"n": 2}
+        assert await said(path, b"repaired " + b"x" * 400 + b"\n") == {"n": 2}, "commands may be longer than questions"
         assert "known: repaired, status" in (await said(path, b"repair GPU-1\n"))["error"]
-    assert given == ["GPU-1"]
+    assert given == ["GPU-1", "x" * 400]
 
 
 async def test_an_answer_that_takes_a_moment_holds_up_nobody(tmp_path: Path) -> None:

@@ -16,7 +16,7 @@ from msgspec.structs import replace
 from nri_gpu.dra.api_server import ApiTimes
 from nri_gpu.dra.claim_config import parse_config
 from nri_gpu.dra.node_events import KINDS
-from nri_gpu.dra.offered_devices import HELD, NODE_NOT_READY, UNHEALTHY, offer
+from nri_gpu.dra.offered_devices import CORDONED, HELD, NODE_NOT_READY, UNHEALTHY, offer
 from nri_gpu.dra.publisher import PublisherTimes
 from nri_gpu.dra.questions import NodeView
 from nri_gpu.dra.slices import ALL_GATES, AWAY, DEVICES_MAX, Gate, slice_specs
@@ -89,7 +89,13 @@ def test_every_selector_names_what_is_published() -> None:
 
 def test_every_taint_and_every_gate_is_one() -> None:
     part = PAGE.partition("## Taints")[2].partition("\n## ")[0]
-    assert set(re.findall(r"^\| `([^`]+)` \|", part, re.MULTILINE)) == {UNHEALTHY, HELD, NODE_NOT_READY, AWAY.key}
+    assert set(re.findall(r"^\| `([^`]+)` \|", part, re.MULTILINE)) == {
+        UNHEALTHY,
+        CORDONED,
+        HELD,
+        NODE_NOT_READY,
+        AWAY.key,
+    }
     gates = PAGE.partition("## Versions")[2].partition("\n## ")[0]
     assert all(f"| {gate} |" in gates for gate in Gate)
 

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-import tomllib
+import shlex
 
 import pytest
 
+from nri_gpu.cli.main import _parser
+from nri_gpu.daemon.answers import CordonStatus
 from nri_gpu.domain.finding import Level
 from nri_gpu.domain.health import HealthNotes
-from nri_gpu.policy.read import parse_policy
 from tests.support import builders as make
 from tests.unit.doctor.node import DoctorNode
 
@@ -39,10 +40,16 @@ def test_what_needs_a_hand(node: DoctorNode, notes: HealthNotes, level: Level, m
 
 
 def test_what_withholds_a_gpu_by_hand_does(node: DoctorNode) -> None:
-    """A pool for nobody."""
     notes = {make.uuid(0): HealthNotes(namespaces=("a", "b", "c"))}
-    fix = node.found(status=node.status(notes=notes))["GPU 0"].fix
-    policy = parse_policy(tomllib.loads("\n".join(fix[:-1])), "f")
-    pool = policy.pool.members(make.inventory())[make.uuid(0)]
-    assert pool.namespaces is None
-    assert make.uuid(1) not in policy.pool.members(make.inventory())
+    (fix,) = node.found(status=node.status(notes=notes))["GPU 0"].fix
+    assert _parser().parse_args(shlex.split(fix)[1:]).why == "applications fail on it"
+
+
+def test_who_took_a_gpu_out_of_use_and_why(node: DoctorNode) -> None:
+    cordons = {make.uuid(0): CordonStatus(at_s=1.0, by="alice", why="fan broken")}
+    finding = node.found(status=node.status(cordons=cordons))["GPU 0"]
+    assert finding.level is Level.WARNING
+    assert finding.meaning == "it was taken out of use by alice: fan broken"
+    assert finding.fix == (f"nri-gpu uncordon {make.uuid(0)}    # once that is over",)
+    fault = node.found(status=node.status(cordon_fault="cordoned.json cannot be read"))["GPUs out of use"]
+    assert fault.level is Level.ERROR

@@ -10,7 +10,7 @@ from msgspec.structs import replace
 
 from nri_gpu.domain.allocation import AllocatedDevice
 from nri_gpu.domain.container import ContainerId, PodUid
-from nri_gpu.domain.gpu import Fabric, FabricState, Gpu, MigEngines
+from nri_gpu.domain.gpu import Cordon, Fabric, FabricState, Gpu, MigEngines
 from nri_gpu.domain.gpu_request import Mode
 from nri_gpu.domain.health import Health, HealthState
 from nri_gpu.domain.node import GpuFault, Inventory, Link
@@ -351,3 +351,12 @@ def test_the_first_devices_are_linked_sets() -> None:
     assert sorted(order) == list(range(8))
     assert [inside(order[at : at + 2]) for at in (0, 2, 4, 6)] == [2, 2, 2, 2]
     assert inside(order[:4]) == inside(order[4:]) == max(inside(range(4)), inside(range(4, 8)))
+
+
+def test_a_gpu_out_of_use_is_tainted_and_never_evicts_and_is_not_ill() -> None:
+    stops = parse_policy({"health": {"containers": "stop"}}, "test")
+    assert taints(make.gpu(0, cordon=Cordon()), policy=stops) == [
+        Taint("gpu.nri.io/cordoned", "by-the-administrator", "NoSchedule")
+    ]
+    (device, *_), _ = offered([make.gpu(0, cordon=Cordon())])
+    assert device.fault == ""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from msgspec.structs import replace
 
-from nri_gpu.domain.gpu import ComputeMode, DrmNode, Fabric, FabricState, PciBusId
+from nri_gpu.domain.gpu import ComputeMode, Cordon, DrmNode, Fabric, FabricState, PciBusId
 from nri_gpu.domain.health import Health, HealthState, Sign, TransitionKind
 from nri_gpu.domain.node import GpuFault, Inventory, KernelGpu, Majors
 from nri_gpu.inventory.changes import changes
@@ -108,3 +108,7 @@ def test_facts_that_change_by_themselves_make_no_difference() -> None:
     fabric = Fabric(FabricState.COMPLETED, health_mask=0)
     assert replace(GPU, compute_mode=ComputeMode.EXCLUSIVE_PROCESS, processes=9) == GPU
     assert replace(fabric, health_mask=1) == fabric != replace(fabric, state=FabricState.IN_PROGRESS)
+
+
+def test_a_gpu_out_of_use_is_roots_doing_which_is_noted_elsewhere() -> None:
+    assert sentences(NODE, other(0, cordon=Cordon())) == []

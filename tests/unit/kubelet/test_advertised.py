@@ -8,12 +8,15 @@ from typing import Any, Final
 import pytest
 from msgspec.structs import replace
 
+from nri_gpu.decision.refusals import CORDONED
 from nri_gpu.decision.topology import topology_of
 from nri_gpu.domain.allocation import Allocated, AllocatedDevice
+from nri_gpu.domain.cordons import NO_CORDONS, Cordons
 from nri_gpu.domain.gpu import Gpu, GpuUuid
 from nri_gpu.domain.node import GpuFault
 from nri_gpu.kubelet.advertised import STUCK, TAKEN, AllocationError
 from nri_gpu.ledger.ledger import Ledger
+from nri_gpu.ledger.reservations import reservation_id
 from nri_gpu.policy.kubelet_settings import KubeletSettings, MigStrategy
 from nri_gpu.policy.model import Policy
 from nri_gpu.policy.read import parse_policy
@@ -307,3 +310,33 @@ def test_mig_devices_leave_other_gpus_whole() -> None:
     node.put_gpus([mig_gpu(0), mig_gpu(1, ["1g.5gb"] * 3)])
     available = [mig_uuid(0, 0), mig_uuid(0, 1), mig_uuid(1, 1), mig_uuid(1, 2)]  # one of GPU 1 is in use
     assert node.devices.preferred(small, available, (), 2) == (mig_uuid(1, 1), mig_uuid(1, 2))
+
+
+def out_of_use(node: PluginNode, *given: str) -> None:
+    """Root takes the first GPU out of use. given: the devices that pods have of it."""
+    ids = frozenset(reservation_id(AllocatedDevice(GPU, each)) for each in given)
+    node.node_state.put_cordons(Cordons(frozenset({uuid(0)}), {uuid(0): ids}))
+
+
+def test_what_is_out_of_use_is_unhealthy_but_for_the_pods_that_have_it() -> None:
+    """And it is allocated to nobody, which the kubelet may try once a pod is gone that we do not know to be gone."""
+    node = PluginNode(settings=replace(KubeletSettings(), replicas=2, rename=False))
+    node.put_gpus([gpu(0), gpu(1)])
+    first, second = f"{uuid(0)}::0", f"{uuid(0)}::1"
+
+    def why() -> list[str]:
+        return [each.why for each in node.devices.devices(GPU)]
+
+    out_of_use(node, first)
+    assert why() == ["", CORDONED, "", ""]
+    assert node.devices.preferred(GPU, [first, f"{uuid(1)}::0"], [], 1) == (f"{uuid(1)}::0",)
+    for each in (second, first):
+        with pytest.raises(AllocationError, match=CORDONED):
+            node.allocate(each)
+    assert why() == [CORDONED, CORDONED, "", ""], "the pod that had it is gone for the kubelet"
+    node.node_state.put_cordons(NO_CORDONS)
+    assert why() == ["", "", "", ""]
+    out_of_use(node, first)
+    assert why() == ["", CORDONED, "", ""]
+    node.put_gpus([gpu(0, unavailable="GPU is lost"), gpu(1)])
+    assert why() == ["GPU is lost", "GPU is lost", "", ""]

@@ -101,6 +101,15 @@ async def test_it_has_roots_word_that_a_gpu_was_reset(tmp_path: Path) -> None:
     assert replayed(tmp_path / FILE) == 1
 
 
+async def test_it_has_who_took_a_gpu_out_of_use_and_why(tmp_path: Path) -> None:
+    async with writing(tmp_path) as log:
+        log.cordoned(make.uuid(0), "alice", "fan broken", "")
+        Shell(log).create(asking(0))
+    (found,) = (each for each in records(tmp_path / FILE) if each["kind"] == "cordoned")
+    assert (found["gpu_uuid"], found["by"], found["why"]) == (make.uuid(0), "alice", "fan broken")
+    assert replayed(tmp_path / FILE) == 1
+
+
 async def test_claims_are_in_it_and_decide_again_what_they_decided(tmp_path: Path) -> None:
     claim = make.prepared_claim(0, pods=("pod-1",))
     allocated = Allocated((AllocatedDevice("claim", make.uuid(0)),), key=claim.called, claims=(claim.uid,))

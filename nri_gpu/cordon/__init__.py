@@ -1,0 +1,1 @@
+"""GPUs that root takes out of use, and back."""
