@@ -9,6 +9,7 @@ from msgspec.structs import replace
 
 from nri_gpu.domain.allocation import Allocated, AllocatedDevice
 from nri_gpu.domain.container import Container, ContainerId, DeviceRef, Pod, PodId, PodUid, Qos
+from nri_gpu.domain.cordons import Cordons, marked
 from nri_gpu.domain.edits import (
     HARMLESS,
     Channels,
@@ -138,11 +139,13 @@ offers = st.one_of(
 
 @st.composite
 def inventories(draw: st.DrawFn) -> Inventory:
-    """From no GPU to four of which some are gone."""
+    """From no GPU to four of which some are gone, or out of use; one pod may have had the first before."""
     number = draw(st.integers(0, make.GPUS))
     gone = draw(st.sets(st.integers(0, make.GPUS - 1), max_size=1))
     some = st.sampled_from([None, 511])
-    return make.inventory(
+    out_of_use = frozenset(map(make.uuid, draw(st.sets(st.integers(0, make.GPUS - 1), max_size=2))))
+    given = {make.uuid(0): draw(st.sampled_from([frozenset[str](), frozenset({f"uid-{POD_NAMES[0]}"})]))}
+    found = make.inventory(
         [draw(gpus(index)) for index in range(number) if index not in gone],
         faults=tuple(GpuFault(index, draw(texts)) for index in gone),
         majors=draw(st.one_of(st.just(make.MAJORS), st.builds(Majors, st.just(195), some), st.just(Majors()))),
@@ -152,6 +155,7 @@ def inventories(draw: st.DrawFn) -> Inventory:
         simulated=draw(st.booleans()),
         extras=draw(offers),
     )
+    return marked(found, Cordons(draw(st.sampled_from([frozenset[GpuUuid](), out_of_use])), given))
 
 
 SOME = (DEFAULT_CAPABILITIES, *(frozenset({each}) for each in DEFAULT_CAPABILITIES))

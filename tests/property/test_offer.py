@@ -15,7 +15,7 @@ from nri_gpu.decision.offered import is_allocatable, kubelet_offer
 from nri_gpu.domain.container import PodUid
 from nri_gpu.domain.node import Node
 from nri_gpu.domain.resource_claim import AllocatedClaim, AllocatedResult, ClaimUid, PreparedClaim
-from nri_gpu.dra.offered_devices import HELD, UNHEALTHY, CounterSets, not_ready, offer
+from nri_gpu.dra.offered_devices import CORDONED, HELD, UNHEALTHY, CounterSets, not_ready, offer
 from nri_gpu.dra.questions import OfferedDevice, Version
 from nri_gpu.ledger.holders import UNUSED
 from nri_gpu.ledger.ledger import Ledger
@@ -71,7 +71,7 @@ def test_a_device_can_be_prepared_unless_a_taint_or_a_claim_says_why_not(
             uid=ClaimUid("new"), namespace="ml", name="new", pods={PodUid("new"): "new"}, results=(result,)
         )
         found = prepared(claim, node, ledger, policy)
-        if {each.key for each in device.taints} & {UNHEALTHY, HELD}:
+        if {each.key for each in device.taints} & {UNHEALTHY, CORDONED, HELD}:
             assert not isinstance(found, PreparedClaim), found
         else:
             assert isinstance(found, PreparedClaim) or found.passing, found
