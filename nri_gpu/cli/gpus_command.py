@@ -13,7 +13,7 @@ from typing import Final
 
 from msgspec import Struct, convert, to_builtins
 
-from nri_gpu.cli.ask_daemon import daemon_status, with_cordons, with_health
+from nri_gpu.cli.ask_daemon import with_cordons, with_health
 from nri_gpu.cli.follow_daemon import follow, followed_policy
 from nri_gpu.cli.page import Tone
 from nri_gpu.cli.render import answer, gpus_page, lines, transition_lines
@@ -27,8 +27,6 @@ from nri_gpu.domain.node import Inventory, KernelGpu, Link
 from nri_gpu.domain.text import counted
 from nri_gpu.inventory.nvml_source import NvmlSource
 from nri_gpu.inventory.topology_source import TopologySource, ask_once, source_of
-from nri_gpu.policy.model import Policy
-from nri_gpu.records.policy_file import load_policy
 from nri_gpu.system.clocks import since_boot_s
 from nri_gpu.system.node_name import NamedNode, this_node
 

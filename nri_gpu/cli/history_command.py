@@ -10,8 +10,7 @@ from msgspec import Struct
 
 from nri_gpu.cli.kept_record import KeptRecord, asked
 from nri_gpu.cli.page import Column, Grid, Line, Tone
-from nri_gpu.cli.render import answer, at, lines
-from nri_gpu.cli.status_page import ago
+from nri_gpu.cli.render import answer, at, duration, lines
 from nri_gpu.domain.errors import Exit
 from nri_gpu.ledger.holds import Way
 from nri_gpu.records.usage_lines import Begun, Device, Moment
@@ -121,5 +120,5 @@ def _row(held: HeldLine) -> tuple[str | Line, ...]:
         mode,
         at(held.from_s),
         Line(to, Tone.GOOD if held.to_s is None else Tone.PLAIN),
-        ago(held.held_s),
+        duration(held.held_s),
     )

@@ -16,7 +16,6 @@ from msgspec import Struct
 from nri_gpu.cli.ask_daemon import daemon_status
 from nri_gpu.domain.errors import CommandError, Exit
 from nri_gpu.domain.names import DEFAULT_STATE
-from nri_gpu.plugin.guard_status import in_pod
 from nri_gpu.records.kept_folder import kept_folder
 from nri_gpu.records.policy_file import load_policy
 from nri_gpu.records.usage_file import Ending, UsageReader
@@ -44,13 +43,12 @@ class KeptRecord:
         if os.geteuid():
             raise CommandError(Exit.PERMISSION, "who had which GPU is for root to read: run it with sudo")
         status = daemon_status(Path(args.state_dir or DEFAULT_STATE))
-        found = status.record.folder or status.record.why_none if status else ""
-        folder: Path | str = Path(found) if found.startswith("/") else found
-        if not found:
-            policy = load_policy(args.policy, all_options=False)
-            folder = kept_folder(policy.usage, in_pod=in_pod(), simulated=False)
+        if status and (status.record.folder or status.record.why_none):
+            folder: Path | str = Path(status.record.folder) if status.record.folder else status.record.why_none
+        else:
+            folder = kept_folder(load_policy(args.policy, all_options=False).usage)
         if isinstance(folder, str):
-            raise CommandError(Exit.UNAVAILABLE, f"nothing is kept of who had which GPU: {folder}")
+            raise CommandError(Exit.UNAVAILABLE, folder)
         self.file = folder / FILE
         self._runs = status is not None
         self.reader = UsageReader(folder)

@@ -436,7 +436,7 @@ NAME_COLUMNS: Final = 10  # of the longest name, and two blanks
 
 # Headings of `nri-gpu help`, and their verbs.
 GROUPS: Final[Mapping[str, tuple[str, ...]]] = {
-    "every day": ("status", "history", "usage", "gpus", "verify", "doctor", "explain", "repaired"),
+    "every day": ("status", "history", "usage", "gpus", "verify", "doctor", "explain", "repaired", "cordon", "uncordon"),
     "setting up": ("prepare", "driver", "check", "replay", "cdi"),
     "services": ("run", "guard", "dra"),
 }

@@ -26,7 +26,7 @@ from nri_gpu.daemon.answers import (
     RepairedAnswer,
     StrayStatus,
 )
-from nri_gpu.daemon.control import Reporter
+from nri_gpu.daemon.control import Command, Reporter
 from nri_gpu.daemon.metrics import MetricsController
 from nri_gpu.daemon.node_controllers import NodeControllers, restart_only
 from nri_gpu.daemon.view import View, processes_of
@@ -42,7 +42,7 @@ from nri_gpu.ledger.ledger import Ledger
 from nri_gpu.nri.convert import Configured
 from nri_gpu.plugin.decision_log import Refusals
 from nri_gpu.plugin.dependencies import PluginDependencies
-from nri_gpu.plugin.guard_status import guard_connected, in_pod
+from nri_gpu.plugin.guard_status import guard_connected
 from nri_gpu.plugin.handlers import Plugin
 from nri_gpu.plugin.holds_follower import HoldsFollower
 from nri_gpu.plugin.registration_pause import AwayFile
@@ -114,7 +114,7 @@ class Daemon:
         self._policy = PolicyReload(policy_file, state, self._warn_of_fixed, lambda: self._sizes.namespaces())
         self._audit = _audit_log(fixed, folder.path)
         self._cri = RuntimeCri(lambda: state.settings.guard)
-        kept = kept_folder(fixed.usage, in_pod=in_pod(), simulated=topology is not None)
+        kept = kept_folder(fixed.usage, simulated=topology is not None)
         self._usage = _usage_log(fixed, kept)
         self._record = RecordStatus(str(kept), "") if self._usage else RecordStatus("", str(kept))
         self._holds = HoldsFollower(state, self._usage, now, boot_id(), later)

@@ -94,7 +94,7 @@ def admit(path: Path, group: int | None) -> None:
 
 
 class Reporter:
-    """The answers on the control socket, and the state of the connection to the runtime. commands: root's."""
+    """The answers on the control socket, and the state of the connection to the runtime.
 
     commands: root's alone. sampled: returns once GPUs that are held have a fresh sample, or soon after.
     """

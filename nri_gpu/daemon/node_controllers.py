@@ -42,7 +42,9 @@ def restart_only(policy: Policy) -> Mapping[str, object]:
         "[kubelet]": policy.kubelet,
         "[dra]": policy.dra,
         "[metrics]": policy.metrics,
-        "[usage]": policy.usage,
+        "usage.dir": policy.usage.dir,
+        "usage.keep_days": policy.usage.keep_days,
+        "usage.keep_mib": policy.usage.keep_mib,
     }
 
 

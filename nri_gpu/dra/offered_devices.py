@@ -26,7 +26,6 @@ from nri_gpu.domain.gpu import (
     closure,
     described,
     health_of,
-    is_compute_slice,
     whole,
 )
 from nri_gpu.domain.gpu import slices as slices_of

@@ -18,14 +18,14 @@ from nri_gpu.decision.refusals import why_not
 from nri_gpu.decision.topology import Surroundings, choose, topology_of
 from nri_gpu.domain.allocation import REPLICA, AllocatedDevice
 from nri_gpu.domain.errors import NriGpuError
-from nri_gpu.domain.gpu import Gpu, GpuUuid, MigPart, Unit, closure, described, is_compute_slice, nvml_order, whole
+from nri_gpu.domain.gpu import GpuUuid, MigPart, Unit, closure, described, nvml_order, whole
 from nri_gpu.domain.gpu_request import Strategy
 from nri_gpu.domain.node import Node
 from nri_gpu.domain.text import shown
 from nri_gpu.kubelet.allocations import KubeletTokens, held_by_others
 from nri_gpu.kubelet.required_device import RequiredDevice, token_key, write_token
 from nri_gpu.ledger.reservations import reservation_id
-from nri_gpu.policy.kubelet_settings import KubeletSettings, MigStrategy
+from nri_gpu.policy.kubelet_settings import KubeletSettings
 from nri_gpu.policy.select import stale_fault
 from nri_gpu.system.state import NodeState
 

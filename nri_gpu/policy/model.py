@@ -411,7 +411,6 @@ class Policy(Value, frozen=True, kw_only=True):
     metrics: MetricsSettings = MetricsSettings()
     usage: UsageSettings = UsageSettings()
     stray: StraySettings = StraySettings()
-    usage: UsageSettings = UsageSettings()
     kubelet: KubeletSettings = KubeletSettings()
     dra: DraSettings = DraSettings()
     rule: RuleList = RuleList()

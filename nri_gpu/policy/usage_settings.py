@@ -33,5 +33,5 @@ class UsageSettings(Struct, frozen=True, kw_only=True):
     ] = ""
     keep_days: Annotated[int, Meta(ge=1, le=3650), about("Days after which the record is deleted.")] = 90
     keep_mib: Annotated[
-        int, Meta(ge=1, le=1024), about("MiB that the record may have; its oldest eighth is deleted before it has more.")
+        int, Meta(ge=1, le=1024), about("MiB that the record may have; its oldest eighth goes before it has more.")
     ] = 64

@@ -22,7 +22,7 @@ complete -c nri-gpu -n __fish_use_subcommand -a replay -d 'decide the requests o
 complete -c nri-gpu -n __fish_use_subcommand -a prepare -d 'prepare the host: load kernel modules, make device nodes and /dev/char links'
 complete -c nri-gpu -n __fish_use_subcommand -a help -d 'show the verbs, or help VERB: the options of one'
 complete -c nri-gpu -n __fish_use_subcommand -a version -d 'show the version'
-complete -c nri-gpu -n '__fish_seen_subcommand_from help' -a 'run guard dra gpus status repaired verify driver check doctor cdi explain replay prepare'
+complete -c nri-gpu -n '__fish_seen_subcommand_from help' -a 'run guard dra gpus status history usage repaired cordon uncordon verify driver check doctor cdi explain replay prepare'
 complete -c nri-gpu -n '__fish_seen_subcommand_from run' -l policy -r -F -d 'policy file (default /etc/nri-gpu/policy.toml)'
 complete -c nri-gpu -n '__fish_seen_subcommand_from run' -l gpus -r -F -d 'simulate the node in this topology file instead of asking NVML'
 complete -c nri-gpu -n '__fish_seen_subcommand_from run' -l socket -r -F -d 'the runtime\'s NRI socket (default /var/run/nri/nri.sock)'

@@ -113,7 +113,7 @@ def test_where_nothing_is_kept_it_says_why(
     assert (done.code, "run it with sudo" in done.err) == (Exit.PERMISSION, True)
     monkeypatch.setattr(os, "geteuid", lambda: 0)
     policy = tmp_path / "policy.toml"
-    for setting, why in (("off", "usage.dir is off"), (str(tmp_path), f"there is no {tmp_path / FILE}")):
+    for setting, why in (("off", 'usage.dir = "off"'), (str(tmp_path), f"there is no {tmp_path / FILE}")):
         policy.write_text(f'[usage]\ndir = "{setting}"\n')
         done = nri_gpu(verb, "--policy", policy, "--state-dir", tmp_path)
         assert (done.code, why in done.err) == (Exit.UNAVAILABLE, True), done.err

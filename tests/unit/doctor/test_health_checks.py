@@ -6,7 +6,7 @@ import shlex
 
 import pytest
 
-from nri_gpu.cli.main import _parser
+from nri_gpu.cli.main import parse
 from nri_gpu.daemon.answers import CordonStatus
 from nri_gpu.domain.finding import Level
 from nri_gpu.domain.health import HealthNotes
@@ -42,7 +42,7 @@ def test_what_needs_a_hand(node: DoctorNode, notes: HealthNotes, level: Level, m
 def test_what_withholds_a_gpu_by_hand_does(node: DoctorNode) -> None:
     notes = {make.uuid(0): HealthNotes(namespaces=("a", "b", "c"))}
     (fix,) = node.found(status=node.status(notes=notes))["GPU 0"].fix
-    assert _parser().parse_args(shlex.split(fix)[1:]).why == "applications fail on it"
+    assert parse(*shlex.split(fix)[1:]).why == "applications fail on it"
 
 
 def test_who_took_a_gpu_out_of_use_and_why(node: DoctorNode) -> None:
