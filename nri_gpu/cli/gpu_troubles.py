@@ -7,8 +7,8 @@ from typing import Final
 
 from nri_gpu.cli.page import Line, Tone
 from nri_gpu.cli.render import Times
-from nri_gpu.daemon.answers import HealthStatus, UnitStatus
-from nri_gpu.decision.refusals import IN_MIG_MODE
+from nri_gpu.daemon.answers import CordonStatus, HealthStatus, UnitStatus
+from nri_gpu.decision.refusals import CORDONED, IN_MIG_MODE
 from nri_gpu.domain.health import HealthState, Sign
 from nri_gpu.health.health_notes import failing, reset_steps
 from nri_gpu.health.states import SIGN_TEXTS
@@ -37,7 +37,9 @@ def trouble_lines(gpu: UnitStatus, whole: UnitStatus | None, times: Times) -> It
     name = name_of(gpu)
     signs = [each for each in gpu.health.signs if whole is None and not _is_said(each, gpu.health)]
     state = [_state(gpu.health, times)] if gpu.health.state != HealthState.HEALTHY or gpu.health.changes else []
-    if why:
+    if gpu.cordoned:
+        state.append(_cordoned(gpu.cordoned, times))
+    if why and why != CORDONED:
         state.append(f"cannot be granted{times.lasting(gpu.unavailable_since_s)}: {why}")
     if signs:
         state.append(f"shows {', '.join(signs)}")
@@ -66,6 +68,12 @@ def _state(health: HealthStatus, times: Times) -> str:
     return f"is {health.state}{times.lasting(health.since_s)}{often}: {health.why}"
 
 
+def _cordoned(cordon: CordonStatus, times: Times) -> str:
+    """Return who took a GPU out of use, how long ago, and why."""
+    end = " until a reset of it is proven" if cordon.until_reset else ""
+    return f"is out of use{times.lasting(cordon.at_s)}{end}, by {cordon.by}: {cordon.why}"
+
+
 def _steps(gpu: UnitStatus, why: str, times: Times) -> Iterator[str]:
     """Yield what is known beside the state, and what to do."""
     notes, signs, state = gpu.notes, gpu.health.signs if gpu.kind != "mig" else (), gpu.health.state
@@ -82,6 +90,8 @@ def _steps(gpu: UnitStatus, why: str, times: Times) -> Iterator[str]:
         yield f"last XID, {times.ago(notes.xid_at_s or 0)}: {notes.xid}"
     if state in STATES and not (notes.reset and state == HealthState.BAD):
         yield STATES[HealthState(state)]
+    if gpu.cordoned:
+        yield f"nri-gpu uncordon {gpu.place}    # back into use"
     yield from (SIGNS[Sign(sign)] for sign in signs if sign in SIGNS)
 
 

@@ -436,7 +436,18 @@ NAME_COLUMNS: Final = 10  # of the longest name, and two blanks
 
 # Headings of `nri-gpu help`, and their verbs.
 GROUPS: Final[Mapping[str, tuple[str, ...]]] = {
-    "every day": ("status", "history", "usage", "gpus", "verify", "doctor", "explain", "repaired", "cordon", "uncordon"),
+    "every day": (
+        "status",
+        "history",
+        "usage",
+        "gpus",
+        "verify",
+        "doctor",
+        "explain",
+        "cordon",
+        "uncordon",
+        "repaired",
+    ),
     "setting up": ("prepare", "driver", "check", "replay", "cdi"),
     "services": ("run", "guard", "dra"),
 }
