@@ -22,7 +22,7 @@ from nri_gpu.daemon.view import status_of
 from nri_gpu.domain.allocation import AllocatedDevice, ResourceStatus
 from nri_gpu.domain.container import ContainerId, FirstProcess, PodUid
 from nri_gpu.domain.errors import Exit
-from nri_gpu.domain.gpu import PciBusId
+from nri_gpu.domain.gpu import Cordon, PciBusId
 from nri_gpu.domain.gpu_request import Mode
 from nri_gpu.domain.health import Health, HealthNotes, HealthState, History, Sign, Transition, TransitionKind
 from nri_gpu.domain.mps import MpsFolders, Seat
@@ -397,6 +397,17 @@ def test_each_fact_of_a_gpu_in_trouble_stands_once() -> None:
     assert reset.startswith(f"  nvidia-smi --gpu-reset -i {UUID} ")
     assert confirm.startswith(f"  nri-gpu repaired {UUID} ")
     assert changes == "1 change in 15m (health 1)"
+
+
+def test_a_gpu_out_of_use_has_a_block_with_who_and_why() -> None:
+    cordon = answers.CordonStatus(at_s=NOW - 3600, by="anna", why="fan broken", until_reset=True)
+    seen = view(node=make.node([make.gpu(0), make.gpu(1, cordon=Cordon())]), cordons={UUID: cordon})
+    page = plain(status_page(status_of(seen), Times(NOW)))
+    assert page.splitlines()[-2:] == [
+        "GPU 1 is out of use for 1h until a reset of it is proven, by anna: fan broken",
+        "  nri-gpu uncordon 1    # back into use",
+    ]
+    assert page.count("out of use") == 1
 
 
 def test_a_node_without_a_driver_is_one_sentence() -> None:
