@@ -1,21 +1,23 @@
-"""`nri-gpu history`: who had which GPU from when to when."""
+"""`nri-gpu history`: who had which GPU from when to when, and which GPUs root took out of use."""
 
 from __future__ import annotations
 
 import argparse
-from collections.abc import Iterator
-from typing import Final
+import math
+from collections.abc import Iterable, Iterator
+from typing import Final, TypeVar
 
 from msgspec import Struct
 
-from nri_gpu.cli.kept_record import KeptRecord, asked
+from nri_gpu.cli.kept_record import Asked, KeptRecord, asked
 from nri_gpu.cli.page import Column, Grid, Line, Tone
 from nri_gpu.cli.render import answer, at, duration, lines
 from nri_gpu.domain.errors import Exit
 from nri_gpu.ledger.holds import Way
-from nri_gpu.records.usage_lines import Begun, Device, Moment
+from nri_gpu.records.usage_lines import Begun, Cordoned, Device, Moment
 
 COLUMNS: Final = tuple(map(Column, ("GPU", "MODEL", "HELD BY", "CONTAINER", "MODE", "FROM", "TO", "FOR")))
+CORDONED: Final = tuple(map(Column, ("OUT OF USE", "BY", "WHY", "FROM", "TO", "BACK")))
 NOT_SEEN: Final = "not seen"
 
 
@@ -42,28 +44,50 @@ class HeldLine(Struct, frozen=True, kw_only=True):
     ended: str | None
 
 
+class CordonedLine(Struct, frozen=True, kw_only=True):
+    """A GPU that root took out of use. by, why: as root said. ended: how it came back; null while it is out of use.
+
+    from_s, to_s: seconds since the epoch; to_s is null while it is out of use.
+    """
+
+    gpu_uuid: str
+    place: str
+    by: str
+    why: str
+    from_s: float
+    to_s: float | None
+    ended: str | None
+
+
+T = TypeVar("T", HeldLine, CordonedLine)
+
+
 class HistoryDocument(Struct, frozen=True, tag_field="schema", tag="nri-gpu/history/v1"):
-    """The holds, in the order in which they began. skipped_lines: of the record."""
+    """The holds, and the times out of use, each in the order in which they began. skipped_lines: of the record."""
 
     holds: tuple[HeldLine, ...]
     skipped_lines: int
+    cordons: tuple[CordonedLine, ...]
 
 
 def run(args: argparse.Namespace) -> int:
     """Print the holds. Return 69 if nothing is kept, 77 without root."""
     window, record = asked(args), KeptRecord(args)
-    held = [
-        each
-        for each in _held(record)
-        if _is_about(each, args.about or "")
-        and each.from_s <= window.until_s
-        and (each.to_s is None or each.to_s >= window.since_s)
-    ]
-    held.sort(key=lambda each: each.from_s)
-    document = HistoryDocument(tuple(held), record.reader.skipped)
+    about = args.about or ""
+    held = _within((each for each in _held(record) if _is_about(each, about)), window)
+    found = map(_cordoned, record.reader.cordons.values())
+    cordons = _within((each for each in found if about in ("", each.place, each.gpu_uuid)), window)
+    document = HistoryDocument(held, record.reader.skipped, cordons)
     table = Grid(COLUMNS, tuple(map(_row, held))) if held else Line("nothing was held")
-    answer(args, document, [table, *lines(record.notes, Tone.WARN)])
+    below = [Grid(CORDONED, tuple(map(_cordoned_row, cordons)))] if cordons else []
+    answer(args, document, [table, *below, *lines(record.notes, Tone.WARN)])
     return Exit.OK
+
+
+def _within(found: Iterable[T], window: Asked) -> tuple[T, ...]:
+    """Return those that were at some moment of the window, in the order in which they began."""
+    seen = (each for each in found if each.from_s <= window.until_s and (each.to_s or math.inf) >= window.since_s)
+    return tuple(sorted(seen, key=lambda each: each.from_s))
 
 
 def _held(record: KeptRecord) -> Iterator[HeldLine]:
@@ -102,6 +126,18 @@ def _line(begun: Begun, device: Device, end: Moment, why: str) -> HeldLine:
     )
 
 
+def _cordoned(line: Cordoned) -> CordonedLine:
+    return CordonedLine(
+        gpu_uuid=line.device.uuid,
+        place=line.device.place,
+        by=line.by,
+        why=line.why,
+        from_s=line.since_s,
+        to_s=line.at_s if line.ended else None,
+        ended=line.ended or None,
+    )
+
+
 def _is_about(held: HeldLine, word: str) -> bool:
     """Return whether a hold is of that GPU (place or UUID), namespace, or `namespace/pod`; of any if it is empty."""
     pod = f"{held.namespace}/{held.pod}"
@@ -122,3 +158,9 @@ def _row(held: HeldLine) -> tuple[str | Line, ...]:
         Line(to, Tone.GOOD if held.to_s is None else Tone.PLAIN),
         duration(held.held_s),
     )
+
+
+def _cordoned_row(each: CordonedLine) -> tuple[str | Line, ...]:
+    gpu = Line(each.place or each.gpu_uuid, Tone.HEAD)
+    to = "-" if each.to_s is None else at(each.to_s)
+    return gpu, each.by, each.why, at(each.from_s), to, each.ended or "-"

@@ -79,7 +79,7 @@ def _used(record: KeptRecord, by: str, window: Asked) -> tuple[UsedLine, ...]:
                 each.uuid: (1.0 if by == "profile" else each.share, (BY[by](event, each), event.way))
                 for each in event.devices
             }
-            sums.begun(event.hold, devices, event.began)
+            sums.begun(event.hold, devices, event.began, event.part)
         else:
             sums.ended(event.hold, event.now)
     sums.count(record.end)

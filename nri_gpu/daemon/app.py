@@ -59,7 +59,7 @@ from nri_gpu.records.policy_file import PolicyFile, first_policy
 from nri_gpu.records.policy_reload import PolicyReload, PolicyWatch
 from nri_gpu.records.recorder import StateRecorder
 from nri_gpu.records.state_folder import StateFolder
-from nri_gpu.records.usage_lines import now
+from nri_gpu.records.usage_lines import Device, device_of, now
 from nri_gpu.records.usage_log import UsageLog
 from nri_gpu.stray.stray_controller import StrayController
 from nri_gpu.system.cgroups import ContainerCgroups, mounts_of
@@ -448,6 +448,10 @@ class Daemon:
         self._node.inventory.cordoned(uuid, what, worse=not ended)
         if self._audit:
             self._audit.cordoned(uuid, record.by, record.why, ended)
+        if self._usage:
+            units = {unit.uuid: device_of(unit) for unit in self._state.node.inventory.units}
+            device = units.get(uuid) or Device(uuid=uuid, gpu_uuid=uuid)
+            self._usage.cordoned(device, record.by, record.why, record.at_s, ended)
 
     def _note_policy(self) -> None:
         assert self._audit

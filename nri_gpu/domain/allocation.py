@@ -48,6 +48,7 @@ class Allocated(Recorded, frozen=True, tag_field="kind", tag="allocated"):
     request: str = ""  # what the claims' configuration asks for, in the grammar of the annotation
     admin: bool = False  # for monitoring, beside whoever holds the devices
     elsewhere: bool = False  # other containers of its pod have GPUs, which the pod's annotation shapes
+    part: float = 1.0  # of each device, that a scheduler of fractions gave to the pod; only the record counts by it
 
     @property
     def uuids(self) -> tuple[GpuUuid, ...]:
@@ -141,6 +142,9 @@ class PodDevices(Struct, frozen=True):
 # Labels that KAI-Scheduler's binder, and Run:ai's, put on the pods of one GPU and on the pod that reserves it; on a pod
 # with parts of several GPUs one label each (KAI-Scheduler: pkg/common/constants, pkg/common/resources).
 GROUP: Final = "runai-gpu-group"
+# Annotations by which a pod asks such a scheduler for a part of a GPU: of it, or MiB of its memory.
+FRACTION: Final = "gpu-fraction"
+FRACTION_MIB: Final = "gpu-memory"
 
 
 def gpu_groups(labels: Mapping[str, str]) -> frozenset[str]:

@@ -21,7 +21,7 @@ of the pod's containers, and no token of ours is in it. There PodResources alone
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Set
 from typing import Final
 
 from loguru import logger
@@ -30,6 +30,8 @@ from msgspec.structs import replace
 
 from nri_gpu.decision.foreign import GPU_NODE, nvidia_names
 from nri_gpu.domain.allocation import (
+    FRACTION,
+    FRACTION_MIB,
     GROUP,
     REPLICA,
     Allocated,
@@ -53,6 +55,7 @@ from nri_gpu.ledger.holders import DriverDevice
 from nri_gpu.ledger.ledger import Ledger
 from nri_gpu.ledger.prepared import VFIO, gpu_of, minor_of
 from nri_gpu.policy.kubelet_settings import KubeletSettings
+from nri_gpu.request.annotation import our_keys
 from nri_gpu.request.environment import MOUNTED_NAMES, VARIABLE, named_devices
 from nri_gpu.system.state import NodeState
 from nri_gpu.system.tasks import LogOnce
@@ -109,7 +112,7 @@ def by_listing(
         allocation = external_allocation(container, told, inventory, settings)
         if isinstance(allocation, AllocationPending) and listing is None:
             allocation = AllocationPending(NOT_ASKED, allocation.key)
-        if allocation is None and container.pod.annotations and not told.settled:
+        if allocation is None and our_keys(container.pod.annotations) and not told.settled:
             allocation = AllocationPending(JUST_STARTED, BASE_KEY)
     if (
         isinstance(allocation, Allocated)
@@ -284,7 +287,20 @@ def _fraction(
     # A resource of its own for each pod: what the reservation pod holds stays that pod's.
     resource = f"{_FRACTION}{container.pod.uid}"
     devices = tuple(AllocatedDevice(resource, uuid) for uuid in sorted(named))
-    return Allocated(devices, shared=True, key=VARIABLE)
+    return Allocated(devices, shared=True, key=VARIABLE, part=_part(container.pod.annotations, named, inventory))
+
+
+def _part(annotations: Mapping[str, str], uuids: Set[GpuUuid], inventory: Inventory) -> float:
+    """Return which part of each of these GPUs a pod asked its scheduler for; 1 if that is not understood."""
+    memory_bytes = min((unit.memory_bytes or 0 for unit in inventory.units if unit.uuid in uuids), default=0)
+    try:
+        if FRACTION in annotations:
+            part = float(annotations[FRACTION])
+        else:
+            part = int(annotations[FRACTION_MIB]) * (1 << 20) / memory_bytes
+    except (KeyError, ValueError, ZeroDivisionError, OverflowError):
+        return 1.0
+    return part if 0 < part < 1 else 1.0
 
 
 def _of_fraction(device: AllocatedDevice) -> bool:

@@ -9,11 +9,10 @@ from itertools import chain
 from msgspec import Struct
 
 from nri_gpu.domain.container import ContainerId, PodUid
-from nri_gpu.domain.decision import Grant
 from nri_gpu.domain.gpu import GpuUuid
 from nri_gpu.domain.resource_claim import PreparedClaim
 from nri_gpu.ledger.holders import UNUSED, ExternalAllocation, Reservation
-from nri_gpu.ledger.ledger import GrantPhase, Ledger
+from nri_gpu.ledger.ledger import Entry, GrantPhase, Ledger
 from nri_gpu.ledger.processes import WARNED_AFTER_S
 from nri_gpu.ledger.reservations import reservation_id
 
@@ -53,6 +52,7 @@ class Hold(Struct, frozen=True, kw_only=True):
     pod_uid: PodUid = PodUid("")
     container: str = ""
     claim: str = ""  # its name
+    part: float = 1.0  # of each device, that a scheduler of fractions gave to the pod
 
     @property
     def key(self) -> HoldKey:
@@ -63,7 +63,7 @@ class Hold(Struct, frozen=True, kw_only=True):
 def holds_of(ledger: Ledger) -> Mapping[HoldKey, Hold]:
     """Return all holds of a ledger; monitors hold nothing."""
     found = chain(
-        (_granted(each.grant) for each in ledger.holding.values() if each.grant.held),
+        (_granted(each) for each in ledger.holding.values() if each.grant.held),
         map(_reserved, ledger.reservations.values()),
         (_claimed(each, uuids) for each in ledger.claims.values() if (uuids := _waiting(each, ledger))),
         (_external(each) for each in ledger.external.values() if each.held),
@@ -71,7 +71,8 @@ def holds_of(ledger: Ledger) -> Mapping[HoldKey, Hold]:
     return {hold.key: hold for hold in found}
 
 
-def _granted(grant: Grant) -> Hold:
+def _granted(entry: Entry) -> Hold:
+    grant = entry.grant
     return Hold(
         uuids=grant.held,
         way=Way.GRANTED,
@@ -81,6 +82,7 @@ def _granted(grant: Grant) -> Hold:
         pod=grant.pod_name,
         pod_uid=grant.pod_uid,
         container=grant.container_name,
+        part=entry.allocation.part if entry.allocation else 1.0,
     )
 
 

@@ -13,6 +13,7 @@ from google.protobuf.message import DecodeError as DecodeError
 from msgspec import Struct
 
 from nri_gpu._pb import nri_pb2 as pb
+from nri_gpu.domain.allocation import FRACTION, FRACTION_MIB, GROUP
 from nri_gpu.domain.container import MARKERS_MAX, Container, ContainerId, DeviceNumber, DeviceRef, Pod, PodId, PodUid
 from nri_gpu.domain.edits import Edits, staged_below
 from nri_gpu.domain.errors import TooManyEntriesError
@@ -136,7 +137,7 @@ def pod_from_pb(pod: pb.PodSandbox) -> Pod:
         uid=PodUid(pod.uid or pod.id),
         name=pod.name,
         namespace=pod.namespace,
-        annotations=our_annotations(pod.annotations),
+        annotations=our_annotations(pod.annotations) | _fraction(pod),
         runtime_handler=pod.runtime_handler,
         labels={key: labels[key] for key in labels},
         cgroup_parent=pod.linux.cgroup_parent,
@@ -267,6 +268,13 @@ def _check_entries(message: pb.CreateContainerRequest) -> None:
 def our_annotations(annotations: Mapping[str, str]) -> dict[str, str]:
     # By key: a protobuf map yields its keys four times faster than its items.
     return {key: annotations[key] for key in annotations if key.startswith(PREFIX)}
+
+
+def _fraction(pod: pb.PodSandbox) -> dict[str, str]:
+    """Return the annotations by which a scheduler of fractions was asked for a part of a GPU."""
+    if not any(key.startswith(GROUP) for key in pod.labels):
+        return {}
+    return {key: pod.annotations[key] for key in (FRACTION, FRACTION_MIB) if key in pod.annotations}
 
 
 def read_env(env: Iterable[str]) -> tuple[dict[str, str], frozenset[str], int]:

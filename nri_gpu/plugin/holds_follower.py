@@ -101,7 +101,7 @@ class HoldsFollower:
         lines = [begun_line(each, self._devices, self._since[each.key], self._boot, commit.now) for each in fresh]
         for line in lines:
             devices = {each.uuid: (each.share, self._account(line, each.model)) for each in line.devices}
-            self._sums.begun(line.hold, devices, commit.now)
+            self._sums.begun(line.hold, devices, commit.now, line.part)
         if self._record and self._listed:
             for line in lines:
                 self._record.begun(line)

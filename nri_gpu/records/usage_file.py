@@ -8,7 +8,7 @@ from pathlib import Path
 from msgspec import Struct
 
 from nri_gpu.ledger.holds import End
-from nri_gpu.records.usage_lines import Begun, Ended, Moment, UsageLine, decoded
+from nri_gpu.records.usage_lines import Begun, Cordoned, Ended, Moment, UsageLine, decoded
 from nri_gpu.records.usage_log import FILE, aside
 
 
@@ -27,6 +27,7 @@ class UsageReader:
         self._newest = folder / FILE
         self.skipped = 0
         self.open = dict[str, Begun]()
+        self.cordons = dict[tuple[str, float], Cordoned]()  # by GPU and when that began; the last line of each
         self.boot = ""  # of the last line
         self.last = Moment(0.0, 0.0)
 
@@ -49,6 +50,8 @@ class UsageReader:
                 if line.hold in self.open:
                     del self.open[line.hold]
                     yield Ending(line.hold, line.why, Moment(line.mono_s, line.at_s))
+            case Cordoned():
+                self.cordons[line.device.uuid, line.since_s] = line
             case _:
                 yield from self._close(self.open.keys() - {*line.holds})
 

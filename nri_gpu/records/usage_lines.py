@@ -21,6 +21,7 @@ from nri_gpu.ledger.holds import End, Hold, Way
 
 SCHEMA: Final = "nri-gpu/usage-log/v1"
 _Seconds = Annotated[float, Meta(ge=0, lt=1e12)]
+_Part = Annotated[float, Meta(gt=0, le=1)]
 
 
 class Moment(Struct, frozen=True):
@@ -46,13 +47,13 @@ class Device(Struct, frozen=True, kw_only=True):
     place: str = ""
     model: str = ""
     profile: str = ""
-    share: Annotated[float, Meta(gt=0, le=1)] = 1.0
+    share: _Part = 1.0
 
 
 class Begun(_Line, frozen=True, kw_only=True, tag="begun"):
     """A holder that has devices. It may stand in the file again: each file has those that are open when it begins.
 
-    since_s: when that began, on the same clock as mono_s.
+    since_s: when that began, on the same clock as mono_s. part: of each device, that a scheduler of fractions gave it.
     """
 
     schema: str = SCHEMA
@@ -66,6 +67,7 @@ class Begun(_Line, frozen=True, kw_only=True, tag="begun"):
     pod_uid: str
     container: str
     claim: str
+    part: _Part = 1.0
 
     @property
     def began(self) -> Moment:
@@ -86,7 +88,21 @@ class Open(_Line, frozen=True, kw_only=True, tag="open"):
     holds: tuple[str, ...]
 
 
-UsageLine = Begun | Ended | Open
+class Cordoned(_Line, frozen=True, kw_only=True, tag="cordoned"):
+    """A GPU that root took out of use, and once more when it is in use again.
+
+    by: who took it out of use, since_s: when, seconds since the epoch. why: root's text. ended: how it came back, or
+    empty.
+    """
+
+    device: Device
+    by: str
+    why: str
+    since_s: _Seconds
+    ended: str = ""
+
+
+UsageLine = Begun | Ended | Open | Cordoned
 _DECODER: Final[Decoder[UsageLine]] = Decoder(UsageLine)
 
 
@@ -116,6 +132,7 @@ def begun_line(hold: Hold, devices: Mapping[str, Device], since_s: float, boot: 
         pod_uid=hold.pod_uid,
         container=hold.container,
         claim=hold.claim,
+        part=hold.part,
     )
 
 

@@ -21,7 +21,7 @@ from msgspec.structs import replace
 
 from nri_gpu.ledger.holds import End
 from nri_gpu.records.batches import DELAY_S, Batches, open_to_append
-from nri_gpu.records.usage_lines import Begun, Ended, Moment, Open, UsageLine, decoded, encoded
+from nri_gpu.records.usage_lines import Begun, Cordoned, Device, Ended, Moment, Open, UsageLine, decoded, encoded
 from nri_gpu.system.storage import NotPrivateError, stat_of, why_untrusted
 
 FILE: Final = "usage.jsonl"
@@ -39,7 +39,7 @@ class _Anew(Struct, frozen=True):
     holds: tuple[Begun, ...]
 
 
-_Note = Begun | Ended | Moment | _Anew  # a moment: the open holds are listed
+_Note = Begun | Ended | Cordoned | Moment | _Anew  # a moment: the open holds are listed
 
 
 class UsageLog:
@@ -83,6 +83,21 @@ class UsageLog:
     def ended(self, hold: str, why: End, now: Moment) -> None:
         self._holds.pop(hold, None)
         self._note(Ended(boot=self._boot, at_s=now.at_s, mono_s=now.mono_s, hold=hold, why=why))
+
+    def cordoned(self, device: Device, by: str, why: str, since_s: float, ended: str) -> None:
+        """Note that root took a GPU out of use, or how it came back: as of `Cordoned`."""
+        now = self._now()
+        line = Cordoned(
+            boot=self._boot,
+            at_s=now.at_s,
+            mono_s=now.mono_s,
+            device=device,
+            by=by,
+            why=why,
+            since_s=since_s,
+            ended=ended,
+        )
+        self._note(line)
 
     async def run(self) -> None:
         """Write until cancelled, and then what is left. Each hour the open holds are listed."""
@@ -129,6 +144,8 @@ class UsageLog:
                     yield note
                 case Ended():
                     self._open.pop(note.hold, None)
+                    yield note
+                case Cordoned():
                     yield note
                 case _Anew(now, holds):
                     self._open = {each.hold: each for each in holds}

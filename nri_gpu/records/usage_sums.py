@@ -1,9 +1,12 @@
-"""The time that GPUs were held, summed up: each moment of a GPU is divided by those who hold it then."""
+"""The time that GPUs were held, summed up: each moment of a GPU is divided by those who hold it then.
+
+Holders to which a scheduler of fractions gave parts of it have these, and all others the rest, in equal parts.
+"""
 
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Generic, TypeVar
 
 from msgspec import Struct
@@ -18,7 +21,7 @@ class _Device(Struct, Generic[A]):
     """A GPU or MIG device. share: the part of a GPU that it counts as."""
 
     share: float
-    accounts: dict[str, A]  # by hold
+    holders: dict[str, tuple[float, A]]  # by hold: its part of the device, 1 unless it was given one
     counted: float  # up to when, seconds on the boot's monotonic clock
 
 
@@ -34,21 +37,24 @@ class Sums(Generic[A]):
         self._devices = dict[str, _Device[A]]()  # by UUID
         self._of = dict[str, tuple[str, ...]]()  # hold -> UUIDs
 
-    def begun(self, hold: str, devices: Mapping[str, tuple[float, A]], now: Moment) -> None:
-        """Count a hold from now on. devices: UUID -> its share of a GPU, and on whose account it is."""
+    def begun(self, hold: str, devices: Mapping[str, tuple[float, A]], now: Moment, part: float = 1.0) -> None:
+        """Count a hold from now on. devices: UUID -> its share of a GPU, and on whose account it is.
+
+        part: of each device, that a scheduler of fractions gave to the holder.
+        """
         self._of[hold] = tuple(devices)
         for uuid, (share, account) in devices.items():
             device = self._devices.setdefault(uuid, _Device(share, {}, now.mono_s))
             self._count(device, now)
-            device.accounts[hold] = account
+            device.holders[hold] = (part, account)
 
     def ended(self, hold: str, now: Moment) -> None:
         """Count a hold no more; one that is not known changes nothing."""
         for uuid in self._of.pop(hold, ()):
             device = self._devices[uuid]
             self._count(device, now)
-            del device.accounts[hold]
-            if not device.accounts:
+            del device.holders[hold]
+            if not device.holders:
                 del self._devices[uuid]
 
     def count(self, now: Moment) -> None:
@@ -63,6 +69,14 @@ class Sums(Generic[A]):
         device.counted = now.mono_s
         first, last = self._window
         within_s = min(now.at_s, last) - max(now.at_s - elapsed_s, first)
-        if device.accounts and within_s > 0:
-            for account in device.accounts.values():
-                self.totals[account] += within_s * device.share / len(device.accounts)
+        if within_s > 0:
+            for part, account in _divided([*device.holders.values()]):
+                self.totals[account] += within_s * device.share * part
+
+
+def _divided(holders: Sequence[tuple[float, A]]) -> Iterator[tuple[float, A]]:
+    """Yield each holder with the part of the device that is its own: together they have no more than the device."""
+    given = sum(part for part, _ in holders if part < 1)
+    others = sum(part >= 1 for part, _ in holders)
+    for part, account in holders:
+        yield (part / max(given, 1.0) if part < 1 else max(1.0 - given, 0.0) / others), account

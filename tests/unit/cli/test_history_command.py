@@ -10,6 +10,7 @@ import pytest
 
 from nri_gpu.domain.errors import Exit
 from nri_gpu.ledger.ledger import Ledger
+from nri_gpu.records.usage_lines import Device
 from nri_gpu.records.usage_log import FILE
 from tests.support import builders as make
 from tests.support.holds import EPOCH, Followed
@@ -33,6 +34,10 @@ def asked(tmp_path: Path, nri_gpu: NriGpuCall, monkeypatch: pytest.MonkeyPatch) 
     node.commit(alone, DAY_S)
     node.commit(make.ledger(make.entry(0), others=[make.foreign(1)]), DAY_S)
     node.commit(alone, DAY_S)
+    fans = Device(uuid=make.uuid(3), gpu_uuid=make.uuid(3), place="3")
+    node.record.cordoned(fans, "ada", "its fan is loud", EPOCH + DAY_S, "")
+    node.record.cordoned(fans, "ada", "its fan is loud", EPOCH + DAY_S, "by ada")
+    node.record.cordoned(fans, "ada", "again", EPOCH + 3 * DAY_S, "")
     node.write()
     policy = tmp_path / "policy.toml"
     policy.write_text(f'[usage]\ndir = "{folder}"\n')
@@ -67,6 +72,22 @@ def test_history_has_each_hold_with_its_end(asked: Asked) -> None:
 )
 def test_history_of_a_gpu_a_pod_or_a_time(asked: Asked, words: list[str], pods: list[str]) -> None:
     assert sorted(each["pod"] for each in asked("history", *words, "-o", "json").document["holds"]) == pods
+
+
+@pytest.mark.parametrize(
+    ("words", "reasons"),
+    [
+        ([], ["its fan is loud", "again"]),
+        (["3", "--until", "2023-11-16"], ["its fan is loud"]),
+        (["0"], []),
+        (["ml"], []),
+    ],
+)
+def test_history_has_who_took_a_gpu_out_of_use(asked: Asked, words: list[str], reasons: list[str]) -> None:
+    cordons = asked("history", *words, "-o", "json").document["cordons"]
+    assert [each["why"] for each in cordons] == reasons
+    assert all((each["ended"], each["to_s"]) in (("by ada", EPOCH + 3 * DAY_S), (None, None)) for each in cordons)
+    assert ("OUT OF USE" in asked("history", *words).out) == bool(reasons)
 
 
 def test_history_as_a_table_says_what_nobody_saw_end(asked: Asked) -> None:

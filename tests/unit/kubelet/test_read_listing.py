@@ -12,6 +12,7 @@ from msgspec.structs import replace
 from nri_gpu._pb import nri_pb2 as pb
 from nri_gpu.domain.container import Container, ContainerId, PodId, PodUid
 from nri_gpu.domain.gpu import GpuUuid
+from nri_gpu.ledger.holds import holds_of
 from nri_gpu.ledger.reservations import SETTLED_S
 from nri_gpu.nri.convert import EMPTY
 from nri_gpu.plugin.guard import Guard
@@ -380,6 +381,29 @@ def test_a_reservation_that_is_gone_is_shared_no_more() -> None:
     assert node.create(fraction("g1")) == (uuid(1),)
     node.pod_deleted(reservation("g1"))
     assert "[node-not-ready]" in str(node.create(fraction("g1", name="late")))
+
+
+PARTS: dict[str, tuple[dict[str, str], float]] = {
+    "a part of it": ({"gpu-fraction": "0.25"}, 0.25),
+    "some of its memory": ({"gpu-memory": "20480"}, 0.5),
+    "all": ({"gpu-fraction": "1"}, 1.0),
+    "nothing": ({}, 1.0),
+    "no number": ({"gpu-fraction": "half"}, 1.0),
+    "not a number": ({"gpu-fraction": "nan"}, 1.0),
+    "less than none": ({"gpu-memory": "-4"}, 1.0),
+    "more than it has": ({"gpu-memory": "9" * 400}, 1.0),
+}
+
+
+@pytest.mark.parametrize(("annotations", "part"), PARTS.values(), ids=PARTS)
+def test_a_fraction_is_held_by_the_part_that_its_pod_asked_for(annotations: dict[str, str], part: float) -> None:
+    node = ExternalNode(SHARING)
+    granted(node, reservation("g1"), 1)
+    half = fraction("g1")
+    half = replace(half, pod=replace(half.pod, annotations=annotations))
+    assert node.create(half) == (uuid(1),)
+    held = {hold.pod: hold.part for hold in holds_of(node.plugin.ledger).values()}
+    assert held == {"half": part, "gpu-reservation-g1": 1.0}
 
 
 ONE, OTHER = reservation("g1"), reservation("g2", index=3)
