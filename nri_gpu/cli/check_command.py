@@ -16,7 +16,7 @@ from nri_gpu.cli.page import Line, Tone
 from nri_gpu.cli.render import answer, lines, titled
 from nri_gpu.cli.status_page import fail_closed
 from nri_gpu.decision.offered import kubelet_offer
-from nri_gpu.doctor.daemon_checks import guard_finding, policy_findings, registration_findings
+from nri_gpu.doctor.daemon_checks import cordon_findings, guard_finding, policy_findings, registration_findings
 from nri_gpu.doctor.driver_checks import lacking
 from nri_gpu.doctor.examined import Examined
 from nri_gpu.doctor.host_checks import loader_findings
@@ -97,7 +97,7 @@ def run(args: argparse.Namespace) -> int:
         *file_advice(Path(args.file or DEFAULT_PATH)),
         *policy_findings(seen),
         *of_gpus,
-        *(() if args.gpus else _of_driver(policy)),
+        *(() if args.gpus else (*_of_driver(policy), *cordon_findings(seen))),
         *loader_findings(seen),
         *node_advice(policy),
         *kubelet_advice(policy),

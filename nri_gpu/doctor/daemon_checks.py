@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Final
 
+from nri_gpu.cordon.cordon_file import CordonError, read_cordons
 from nri_gpu.daemon.answers import DaemonStatus, RuntimeConnection
 from nri_gpu.decision.overlaps import SEPARATE, conflict_sentence
 from nri_gpu.doctor.examined import Examined
@@ -20,6 +21,7 @@ from nri_gpu.plugin.guard_status import read_guard_status
 from nri_gpu.plugin.second_plugin import connected_daemons
 from nri_gpu.policy.findings import advise
 from nri_gpu.policy.model import BUILT_IN
+from nri_gpu.records.kept_folder import kept_folder
 from nri_gpu.system.runtime_cri import WITHOUT
 from nri_gpu.system.storage import signature
 
@@ -190,8 +192,6 @@ def _able(status: DaemonStatus) -> Iterator[Finding]:
             f"the daemon runs without a usable policy, and refuses every request: {status.policy.fault}",
             "nri-gpu check    # then: systemctl reload nri-gpu",
         )
-    if status.cordon_fault:
-        yield error("GPUs out of use", f"nothing new is granted: {status.cordon_fault}", "systemctl reload nri-gpu")
     if status.policy.rejected:
         yield error(
             "policy file",
@@ -327,6 +327,27 @@ def health_findings(seen: Examined) -> Iterator[Finding]:
             yield warning(name, f"it is not granted again once its holder has ended: {notes.soon}", soon)
         if notes.namespaces:
             yield warning(name, failing(notes), withhold_step(gpu.uuid))
-        if cordon := gpu.cordoned:
-            sentence = f"it was taken out of use by {cordon.by}: {cordon.why}"
-            yield warning(name, sentence, f"nri-gpu uncordon {gpu.uuid}    # once that is over")
+
+
+def cordon_findings(seen: Examined) -> Iterator[Finding]:
+    """Report GPUs that root took out of use, as the daemon says, or the file if none answers."""
+    if seen.status:
+        fault = seen.status.cordon_fault
+        found = {gpu.place: (gpu.uuid, gpu.cordoned.by, gpu.cordoned.why) for gpu in seen.status.gpus if gpu.cordoned}
+    else:
+        try:
+            folder = kept_folder(seen.policy.usage)
+            records = {} if isinstance(folder, str) else read_cordons(folder)
+        except CordonError as unread:
+            if unread.denied:
+                yield unseen("GPUs out of use", str(unread))
+                return
+            records, fault = {}, str(unread)
+        else:
+            fault = ""
+        found = {uuid: (uuid, record.by, record.why) for uuid, record in records.items()}
+    if fault:
+        yield error("GPUs out of use", f"nothing new is granted: {fault}", "systemctl reload nri-gpu")
+    for place, (uuid, by, why) in found.items():
+        step = f"nri-gpu uncordon {uuid}    # once that is over"
+        yield warning(f"GPU {place}", f"it was taken out of use by {by}: {why}", step)

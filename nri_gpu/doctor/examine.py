@@ -13,7 +13,7 @@ from msgspec.structs import replace
 from nri_gpu.doctor.boot_checks import boot_findings
 from nri_gpu.doctor.cdi_checks import cdi_findings, serves_by_cdi, serves_by_cdi_alone
 from nri_gpu.doctor.component_checks import external_findings, other_findings
-from nri_gpu.doctor.daemon_checks import daemon_findings, health_findings
+from nri_gpu.doctor.daemon_checks import cordon_findings, daemon_findings, health_findings
 from nri_gpu.doctor.driver_checks import driver_findings
 from nri_gpu.doctor.examined import Examined
 from nri_gpu.doctor.file_checks import files_findings
@@ -74,7 +74,7 @@ PARTS: Final[tuple[tuple[str, Part], ...]] = (
     (
         "nri-gpu",
         lambda seen, runtime: chain(
-            daemon_findings(seen, runtime), boot_findings(seen, runtime), health_findings(seen)
+            daemon_findings(seen, runtime), boot_findings(seen, runtime), health_findings(seen), cordon_findings(seen)
         ),
     ),
     ("CDI", lambda seen, _: cdi_findings(seen)),

@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 import shlex
+from pathlib import Path
 
 import pytest
+from msgspec.structs import replace
 
 from nri_gpu.cli.main import parse
+from nri_gpu.cordon.cordon_file import FILE, CordonRecord, write_cordons
 from nri_gpu.daemon.answers import CordonStatus
 from nri_gpu.domain.finding import Level
 from nri_gpu.domain.health import HealthNotes
+from nri_gpu.policy.model import Policy
+from nri_gpu.policy.usage_settings import UsageSettings
 from tests.support import builders as make
 from tests.unit.doctor.node import DoctorNode
 
@@ -53,3 +58,14 @@ def test_who_took_a_gpu_out_of_use_and_why(node: DoctorNode) -> None:
     assert finding.fix == (f"nri-gpu uncordon {make.uuid(0)}    # once that is over",)
     fault = node.found(status=node.status(cordon_fault="cordoned.json cannot be read"))["GPUs out of use"]
     assert fault.level is Level.ERROR
+
+
+def test_without_a_daemon_the_file_says_who_took_a_gpu_out_of_use(node: DoctorNode, tmp_path: Path) -> None:
+    changes = {"status": None, "policy": replace(Policy.default(), usage=UsageSettings(dir=str(tmp_path)))}
+    write_cordons(tmp_path, {make.uuid(3): CordonRecord(at_s=1.0, by="alice", why="fan broken")})
+    finding = node.found(**changes)[f"GPU {make.uuid(3)}"]
+    assert (finding.level, finding.meaning) == (Level.WARNING, "it was taken out of use by alice: fan broken")
+    (tmp_path / FILE).write_text("{")
+    fault = node.found(**changes)["GPUs out of use"]
+    assert fault.level is Level.ERROR
+    assert str(tmp_path / FILE) in fault.meaning
