@@ -13,8 +13,8 @@ from nri_gpu.cli.kept_record import Asked, KeptRecord, asked
 from nri_gpu.cli.page import Column, Grid, Line, Tone
 from nri_gpu.cli.render import answer, at, duration, lines
 from nri_gpu.domain.errors import Exit
-from nri_gpu.ledger.holds import Way
-from nri_gpu.records.usage_lines import Begun, Cordoned, Device, Moment
+from nri_gpu.ledger.holds import HoldWay
+from nri_gpu.records.usage_lines import Begun, Cordoned, HeldDevice, LogMoment
 
 COLUMNS: Final = tuple(map(Column, ("GPU", "MODEL", "HELD BY", "CONTAINER", "MODE", "FROM", "TO", "FOR")))
 CORDONED: Final = tuple(map(Column, ("OUT OF USE", "BY", "WHY", "FROM", "TO", "BACK")))
@@ -102,11 +102,11 @@ def _held(record: KeptRecord) -> Iterator[HeldLine]:
         yield from _lines(each, end, why)
 
 
-def _lines(begun: Begun, end: Moment, why: str) -> Iterator[HeldLine]:
+def _lines(begun: Begun, end: LogMoment, why: str) -> Iterator[HeldLine]:
     return (_line(begun, device, end, why) for device in begun.devices)
 
 
-def _line(begun: Begun, device: Device, end: Moment, why: str) -> HeldLine:
+def _line(begun: Begun, device: HeldDevice, end: LogMoment, why: str) -> HeldLine:
     began = begun.began
     return HeldLine(
         gpu_uuid=device.uuid,
@@ -145,8 +145,8 @@ def _is_about(held: HeldLine, word: str) -> bool:
 
 
 def _row(held: HeldLine) -> tuple[str | Line, ...]:
-    who = f"claim {held.namespace}/{held.claim}" if held.way is Way.CLAIMED else f"{held.namespace}/{held.pod}"
-    mode = held.mode if held.way == Way.GRANTED else held.way
+    who = f"claim {held.namespace}/{held.claim}" if held.way is HoldWay.CLAIMED else f"{held.namespace}/{held.pod}"
+    mode = held.mode if held.way == HoldWay.GRANTED else held.way
     to = "held" if held.to_s is None else at(held.to_s) + ("" if held.ended else " or later")
     return (
         Line(held.place or held.gpu_uuid, Tone.HEAD),

@@ -19,7 +19,7 @@ from nri_gpu.domain.names import DEFAULT_STATE
 from nri_gpu.records.kept_folder import kept_folder
 from nri_gpu.records.policy_file import load_policy
 from nri_gpu.records.usage_file import Ending, UsageReader
-from nri_gpu.records.usage_lines import Begun, Moment, now
+from nri_gpu.records.usage_lines import Begun, LogMoment, now
 from nri_gpu.records.usage_log import FILE
 from nri_gpu.system.storage import boot_id, stat_of, why_untrusted
 
@@ -77,7 +77,7 @@ class KeptRecord:
         return self._runs and self.reader.boot == boot_id()
 
     @property
-    def end(self) -> Moment:
+    def end(self) -> LogMoment:
         """Return up to when what is open at the record's end is known to be held."""
         return now() if self.goes_on else self.reader.last
 

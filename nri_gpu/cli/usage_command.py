@@ -14,18 +14,18 @@ from nri_gpu.cli.kept_record import Asked, KeptRecord, asked
 from nri_gpu.cli.page import Column, Grid, Line, Row, Tone
 from nri_gpu.cli.render import answer, lines
 from nri_gpu.domain.errors import Exit
-from nri_gpu.ledger.holds import Way
-from nri_gpu.records.usage_lines import Begun, Device
+from nri_gpu.ledger.holds import HoldWay
+from nri_gpu.records.usage_lines import Begun, HeldDevice
 from nri_gpu.records.usage_sums import Sums
 
-BY: Final[Mapping[str, Callable[[Begun, Device], str]]] = {
+BY: Final[Mapping[str, Callable[[Begun, HeldDevice], str]]] = {
     "namespace": lambda hold, _: hold.namespace,
     "pod": lambda hold, _: f"{hold.namespace}/{hold.pod or hold.claim}",
     "model": lambda _, device: device.model,
     "profile": lambda _, device: device.profile or "-",
 }
 # Both wait for a container.
-_KEPT: Final = (Way.RESERVED, Way.CLAIMED)
+_KEPT: Final = (HoldWay.RESERVED, HoldWay.CLAIMED)
 
 
 class UsedLine(Struct, frozen=True, kw_only=True):
@@ -71,7 +71,7 @@ def _seconds(used: UsedLine) -> tuple[int, int, int]:
 
 
 def _used(record: KeptRecord, by: str, window: Asked) -> tuple[UsedLine, ...]:
-    sums = Sums[tuple[str, Way]]((window.since_s, window.until_s))
+    sums = Sums[tuple[str, HoldWay]]((window.since_s, window.until_s))
     for event in record.events():
         if isinstance(event, Begun):
             devices = {
@@ -87,9 +87,9 @@ def _used(record: KeptRecord, by: str, window: Asked) -> tuple[UsedLine, ...]:
     return tuple(
         UsedLine(
             name=name,
-            granted_gpu_s=round(totals[name, Way.GRANTED], 3),
+            granted_gpu_s=round(totals[name, HoldWay.GRANTED], 3),
             reserved_gpu_s=round(sum(totals[name, way] for way in _KEPT), 3),
-            external_gpu_s=round(totals[name, Way.EXTERNAL], 3),
+            external_gpu_s=round(totals[name, HoldWay.EXTERNAL], 3),
         )
         for name in sorted({name for (name, _), total in totals.items() if total})
     )

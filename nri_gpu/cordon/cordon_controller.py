@@ -35,7 +35,7 @@ BAD_TEXT: Final = f"the reason is 1 to {WHY_MAX} printable ASCII characters on o
 NO_GPU: Final = "name a GPU by UUID, index or PCI address, see nri-gpu status"
 
 
-class Outcome(Struct, frozen=True):
+class CommandOutcome(Struct, frozen=True):
     """What became of a command. gpu_uuid: empty where there is no such GPU. fault: why nothing changed, or empty.
 
     withheld: why the GPU is granted to nobody all the same, after it was taken back into use; or empty.
@@ -114,17 +114,19 @@ class CordonController:
             self._recalled = devices_among(chain.from_iterable(given))
         self._publish()
 
-    async def cordon(self, line: str) -> Outcome:
+    async def cordon(self, line: str) -> CommandOutcome:
         """Take a GPU out of use: `GPU WORD BY WHY`, as `command` makes it."""
         word, until, by, why = (*line.split(" ", 3), "", "", "", "")[:4]
         if text_fault(why) or until not in (UNTIL_RESET, UNTIL_ROOT) or text_fault(by, BY_MAX):
-            return Outcome(fault=BAD_TEXT)
+            return CommandOutcome(fault=BAD_TEXT)
         async with self._turn:
             gpu = self._find(word)
             if gpu is None or isinstance(self._folder, str) or self.fault:
-                return Outcome(gpu.uuid if gpu else "", self._hindrance() or f"this node has no GPU {word}: {NO_GPU}")
+                return CommandOutcome(
+                    gpu.uuid if gpu else "", self._hindrance() or f"this node has no GPU {word}: {NO_GPU}"
+                )
             if known := self.records.get(gpu.uuid):
-                return Outcome(gpu.uuid, f"it is out of use already, by {known.by}: {known.why}")
+                return CommandOutcome(gpu.uuid, f"it is out of use already, by {known.by}: {known.why}")
             ledger = self._node_state.ledger
             reset = AwaitedReset().after(gpu, self._module_load(), self._boot()) if until == UNTIL_RESET else None
             given = {uuid: given_now(ledger, uuid) for uuid in (gpu.uuid, *(part.uuid for part in gpu.mig))}
@@ -132,25 +134,25 @@ class CordonController:
             self._use({**self.records, gpu.uuid: record})  # nothing new is granted while the disk takes its time
             if fault := await self._write(self.records):
                 self._use(without(self.records, {gpu.uuid}))
-                return Outcome(gpu.uuid, fault)
+                return CommandOutcome(gpu.uuid, fault)
             self._told(gpu.uuid, record, "")
-            return Outcome(gpu.uuid)
+            return CommandOutcome(gpu.uuid)
 
-    async def uncordon(self, line: str) -> Outcome:
+    async def uncordon(self, line: str) -> CommandOutcome:
         """Take a GPU back into use: `GPU BY`. Whoever may have it by then gets it."""
         word, _, by = line.partition(" ")
         async with self._turn:
             gpu = self._find(word)
             uuid = gpu.uuid if gpu else next((each for each in self.records if each == word), GpuUuid(""))
             if isinstance(self._folder, str) or self.fault or not uuid:
-                return Outcome(uuid, self._hindrance() or f"this node has no GPU {word}: {NO_GPU}")
+                return CommandOutcome(uuid, self._hindrance() or f"this node has no GPU {word}: {NO_GPU}")
             if uuid not in self.records:
-                return Outcome(uuid, "it was not taken out of use, so nothing changed")
+                return CommandOutcome(uuid, "it was not taken out of use, so nothing changed")
             if fault := await self._write(without(self.records, {uuid})):
-                return Outcome(uuid, fault)
+                return CommandOutcome(uuid, fault)
             self._end(uuid, f"by {by or 'root'}")
             gpu = self._find(uuid)
-            return Outcome(uuid, withheld=why_not(gpu) if gpu else "")
+            return CommandOutcome(uuid, withheld=why_not(gpu) if gpu else "")
 
     def repaired(self, uuid: str) -> bool:
         """Take root's word that a GPU was reset. Return whether that was awaited."""

@@ -59,7 +59,7 @@ from nri_gpu.records.policy_file import PolicyFile, first_policy
 from nri_gpu.records.policy_reload import PolicyReload, PolicyWatch
 from nri_gpu.records.recorder import StateRecorder
 from nri_gpu.records.state_folder import StateFolder
-from nri_gpu.records.usage_lines import Device, device_of, now
+from nri_gpu.records.usage_lines import HeldDevice, device_of, now
 from nri_gpu.records.usage_log import UsageLog
 from nri_gpu.stray.stray_controller import StrayController
 from nri_gpu.system.cgroups import ContainerCgroups, mounts_of
@@ -128,23 +128,10 @@ class Daemon:
         self._ledger_file = LedgerFile(folder.path / LEDGER, state)
         self._sizes = self._make_sizes()
         self._stray = StrayController(state, self._sizes.containers)
-        followers = SessionFollowers(self._configured, self._ready, self._away, self._waits)
         self._away_file = AwayFile(folder.path, state, self._kubelet.fail_open)
-        self._supervisor = Supervisor(
-            self._plugin,
-            self._identity,
-            followers,
-            self._sizes,
-            away_opens_nothing=lambda: self._away_file.opens_nothing,
-        )
+        self._supervisor = self._make_supervisor()
         self._options = {**policy_file.options, **({"topology": str(topology.absolute())} if topology else {})}
-        commands: dict[str, Command] = {
-            "repaired": self._repaired,
-            "cordon": self._cordon,
-            "uncordon": self._uncordon,
-            "processes": self._processes,
-        }
-        self._reporter = Reporter(folder.path / CONTROL_SOCKET, state, self._view, commands, self._node.usage.ask)
+        self._reporter = self._make_reporter()
         self._metrics = MetricsController(fixed.metrics, self._view, sampled=self._node.usage.ask)
         self._recall()
         self._cordons = CordonController(kept, state, told=self._cordoned, module_load=self._node.module_load)
@@ -183,6 +170,21 @@ class Daemon:
         twice = any(dra_faults(dra, kubelet))
         parts = (self._state, self._plugin, kubelet, self._succession)
         return KubeletController(*parts, offered_twice=twice, claims=dra.enabled)
+
+    def _make_supervisor(self) -> Supervisor:
+        followers = SessionFollowers(self._configured, self._ready, self._away, self._waits)
+        parts = (self._plugin, self._identity, followers, self._sizes)
+        return Supervisor(*parts, away_opens_nothing=lambda: self._away_file.opens_nothing)
+
+    def _make_reporter(self) -> Reporter:
+        commands: dict[str, Command] = {
+            "repaired": self._repaired,
+            "cordon": self._cordon,
+            "uncordon": self._uncordon,
+            "processes": self._processes,
+        }
+        path = self._folder.path / CONTROL_SOCKET
+        return Reporter(path, self._state, self._view, commands, self._node.usage.ask)
 
     def _identity(self) -> Identity:
         return Identity(self._policy.registered.name, self._policy.registered.index)
@@ -450,7 +452,7 @@ class Daemon:
             self._audit.cordoned(uuid, record.by, record.why, ended)
         if self._usage:
             units = {unit.uuid: device_of(unit) for unit in self._state.node.inventory.units}
-            device = units.get(uuid) or Device(uuid=uuid, gpu_uuid=uuid)
+            device = units.get(uuid) or HeldDevice(uuid=uuid, gpu_uuid=uuid)
             self._usage.cordoned(device, record.by, record.why, record.at_s, ended)
 
     def _note_policy(self) -> None:

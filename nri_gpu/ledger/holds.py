@@ -17,7 +17,7 @@ from nri_gpu.ledger.processes import WARNED_AFTER_S
 from nri_gpu.ledger.reservations import reservation_id
 
 
-class Way(StrEnum):
+class HoldWay(StrEnum):
     """The way in which a GPU is held."""
 
     GRANTED = "granted"  # to a container
@@ -37,14 +37,14 @@ class End(StrEnum):
     PASSED = "passed"  # to a container of its pod
 
 
-HoldKey = tuple[Way, str]
+HoldKey = tuple[HoldWay, str]
 
 
 class Hold(Struct, frozen=True, kw_only=True):
     """The GPUs and MIG devices of one holder. holder: the id of a container, a kubelet's device, or a claim."""
 
     uuids: tuple[GpuUuid, ...]
-    way: Way
+    way: HoldWay
     holder: str
     mode: str  # empty for an external allocation
     namespace: str
@@ -75,7 +75,7 @@ def _granted(entry: Entry) -> Hold:
     grant = entry.grant
     return Hold(
         uuids=grant.held,
-        way=Way.GRANTED,
+        way=HoldWay.GRANTED,
         holder=grant.container_id,
         mode=grant.mode or "",
         namespace=grant.namespace,
@@ -89,7 +89,7 @@ def _granted(entry: Entry) -> Hold:
 def _reserved(kept: Reservation) -> Hold:
     return Hold(
         uuids=(kept.device.uuid,),
-        way=Way.RESERVED,
+        way=HoldWay.RESERVED,
         holder=reservation_id(kept.device),
         mode=kept.mode,
         namespace=kept.namespace,
@@ -106,14 +106,16 @@ def _waiting(claim: PreparedClaim, ledger: Ledger) -> tuple[GpuUuid, ...]:
 
 def _claimed(claim: PreparedClaim, uuids: tuple[GpuUuid, ...]) -> Hold:
     mode = claim.holds[uuids[0]]
-    return Hold(uuids=uuids, way=Way.CLAIMED, holder=claim.uid, mode=mode, namespace=claim.namespace, claim=claim.name)
+    return Hold(
+        uuids=uuids, way=HoldWay.CLAIMED, holder=claim.uid, mode=mode, namespace=claim.namespace, claim=claim.name
+    )
 
 
 def _external(other: ExternalAllocation) -> Hold:
     namespace, _, pod = other.pod.partition("/")
     return Hold(
         uuids=tuple(sorted(other.held)),
-        way=Way.EXTERNAL,
+        way=HoldWay.EXTERNAL,
         holder=other.container_id,
         mode="",
         namespace=namespace,
@@ -125,15 +127,15 @@ def _external(other: ExternalAllocation) -> Hold:
 def why_ended(hold: Hold, before: Ledger, after: Ledger, now: float) -> End:
     """Return what ended a hold that `before` has and `after` has not. now: seconds on the ledger's clock."""
     match hold.way:
-        case Way.GRANTED:
+        case HoldWay.GRANTED:
             entry = before.entries[ContainerId(hold.holder)]
             if entry.phase is GrantPhase.CREATED:
                 return End.LAPSED if entry.grant.container_id in after.entries else End.REMOVED
             return End.LOST if entry.lost and now - entry.since >= WARNED_AFTER_S else End.ENDED
-        case Way.RESERVED:
+        case HoldWay.RESERVED:
             grants = after.usage().get(hold.uuids[0], UNUSED).grants.values()
             return End.PASSED if any(each.pod_uid == hold.pod_uid for each in grants) else End.LAPSED
-        case Way.CLAIMED:
+        case HoldWay.CLAIMED:
             return End.PASSED if hold.holder in after.claims else End.UNPREPARED
-        case Way.EXTERNAL:
+        case HoldWay.EXTERNAL:
             return End.ENDED

@@ -14,9 +14,9 @@ from msgspec import Struct
 
 from nri_gpu.domain.container import ContainerId
 from nri_gpu.domain.node import Inventory
-from nri_gpu.ledger.holds import End, Hold, HoldKey, Way, holds_of, why_ended
+from nri_gpu.ledger.holds import End, Hold, HoldKey, HoldWay, holds_of, why_ended
 from nri_gpu.ledger.ledger import Ledger
-from nri_gpu.records.usage_lines import Begun, Device, Moment, begun_line, device_of, hold_id
+from nri_gpu.records.usage_lines import Begun, HeldDevice, LogMoment, begun_line, device_of, hold_id
 from nri_gpu.records.usage_log import UsageLog
 from nri_gpu.records.usage_sums import Sums
 from nri_gpu.system.state import Changed, NodeState
@@ -29,7 +29,7 @@ OTHERS: Final = "(others)"
 class _Commit(Struct, frozen=True):
     ledger: Ledger
     inventory: Inventory
-    now: Moment
+    now: LogMoment
 
 
 class HoldsFollower:
@@ -42,7 +42,7 @@ class HoldsFollower:
         self,
         state: NodeState,
         record: UsageLog | None,
-        now: Callable[[], Moment],
+        now: Callable[[], LogMoment],
         boot: str,
         later: Callable[[Callable[[], None]], object],
     ) -> None:
@@ -57,7 +57,7 @@ class HoldsFollower:
         self._since = dict[HoldKey, float]()  # when each began, seconds on the monotonic clock
         self._listed = False  # the runtime has listed its containers, and this was compared
         self._inventory: Inventory | None = None
-        self._devices: Mapping[str, Device] = {}  # its
+        self._devices: Mapping[str, HeldDevice] = {}  # its
         self._sums = Sums[Account | None]()
         self._accounts = set[Account]()
 
@@ -112,7 +112,7 @@ class HoldsFollower:
     def _why(self, hold: Hold, before: Ledger, now: float) -> End:
         return End.PASSED if hold.key in self._holds else why_ended(hold, before, self._ledger, now)
 
-    def _end(self, ended: list[tuple[Hold, End]], now: Moment) -> None:
+    def _end(self, ended: list[tuple[Hold, End]], now: LogMoment) -> None:
         for hold, why in ended:
             self._sums.ended(hold_id(hold), now)
             if self._record and self._listed:
@@ -122,7 +122,7 @@ class HoldsFollower:
     def _account(self, line: Begun, model: str) -> Account | None:
         """Return on whose account a hold is counted, or None for one that is no grant's."""
         account = (line.namespace, model, line.mode)
-        if line.way is not Way.GRANTED:
+        if line.way is not HoldWay.GRANTED:
             return None
         if len(self._accounts) < ACCOUNTS_MAX:
             self._accounts.add(account)
@@ -136,14 +136,14 @@ def _parts(ledger: Ledger) -> tuple[object, ...]:
 
 def _log_released(one: Hold, why: End, held_s: float) -> None:
     """Log that a holder of ours gave its GPUs back, as `GPU granted` was logged."""
-    if one.way is Way.EXTERNAL or why is End.PASSED:
+    if one.way is HoldWay.EXTERNAL or why is End.PASSED:
         return
     fields = {
         "namespace": one.namespace,
         "pod_name": one.pod,
         "container_name": one.container,
         "pod_uid": one.pod_uid,
-        "container_id": one.holder if one.way is Way.GRANTED else "",
+        "container_id": one.holder if one.way is HoldWay.GRANTED else "",
         "claim": one.claim,
         "gpu_uuid": ",".join(one.uuids),
         "mode": one.mode,

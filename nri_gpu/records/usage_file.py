@@ -8,7 +8,7 @@ from pathlib import Path
 from msgspec import Struct
 
 from nri_gpu.ledger.holds import End
-from nri_gpu.records.usage_lines import Begun, Cordoned, Ended, Moment, UsageLine, decoded
+from nri_gpu.records.usage_lines import Begun, Cordoned, HoldEnded, LogMoment, UsageLine, decoded
 from nri_gpu.records.usage_log import FILE, aside
 
 
@@ -17,7 +17,7 @@ class Ending(Struct, frozen=True):
 
     hold: str
     why: End | None
-    now: Moment
+    now: LogMoment
 
 
 class UsageReader:
@@ -29,7 +29,7 @@ class UsageReader:
         self.open = dict[str, Begun]()
         self.cordons = dict[tuple[str, float], Cordoned]()  # by GPU and when that began; the last line of each
         self.boot = ""  # of the last line
-        self.last = Moment(0.0, 0.0)
+        self.last = LogMoment(0.0, 0.0)
 
     def events(self) -> Iterator[Begun | Ending]:
         """Yield what happened. Raises: OSError."""
@@ -38,7 +38,7 @@ class UsageReader:
                 yield from self._close(self.open)
                 self.boot = line.boot
             yield from self._taken(line)
-            self.last = Moment(line.mono_s, line.at_s)
+            self.last = LogMoment(line.mono_s, line.at_s)
 
     def _taken(self, line: UsageLine) -> Iterator[Begun | Ending]:
         match line:
@@ -46,10 +46,10 @@ class UsageReader:
                 if line.hold not in self.open:
                     self.open[line.hold] = line
                     yield line
-            case Ended():
+            case HoldEnded():
                 if line.hold in self.open:
                     del self.open[line.hold]
-                    yield Ending(line.hold, line.why, Moment(line.mono_s, line.at_s))
+                    yield Ending(line.hold, line.why, LogMoment(line.mono_s, line.at_s))
             case Cordoned():
                 self.cordons[line.device.uuid, line.since_s] = line
             case _:

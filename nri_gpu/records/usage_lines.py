@@ -17,14 +17,14 @@ from msgspec import Meta, Struct
 from msgspec.json import Decoder, encode
 
 from nri_gpu.domain.gpu import MigPart, Unit, compute_share, whole
-from nri_gpu.ledger.holds import End, Hold, Way
+from nri_gpu.ledger.holds import End, Hold, HoldWay
 
 SCHEMA: Final = "nri-gpu/usage-log/v1"
 _Seconds = Annotated[float, Meta(ge=0, lt=1e12)]
 _Part = Annotated[float, Meta(gt=0, le=1)]
 
 
-class Moment(Struct, frozen=True):
+class LogMoment(Struct, frozen=True):
     """A moment of one boot: seconds on its monotonic clock, and since the epoch."""
 
     mono_s: float
@@ -39,7 +39,7 @@ class _Line(Struct, frozen=True, kw_only=True, tag_field="kind"):
     mono_s: _Seconds
 
 
-class Device(Struct, frozen=True, kw_only=True):
+class HeldDevice(Struct, frozen=True, kw_only=True):
     """A GPU or MIG device. gpu_uuid: of the whole GPU. share: the part of its compute slices."""
 
     uuid: str
@@ -59,8 +59,8 @@ class Begun(_Line, frozen=True, kw_only=True, tag="begun"):
     schema: str = SCHEMA
     hold: str
     since_s: _Seconds
-    devices: tuple[Device, ...]
-    way: Way
+    devices: tuple[HeldDevice, ...]
+    way: HoldWay
     mode: str
     namespace: str
     pod: str
@@ -70,12 +70,12 @@ class Begun(_Line, frozen=True, kw_only=True, tag="begun"):
     part: _Part = 1.0
 
     @property
-    def began(self) -> Moment:
+    def began(self) -> LogMoment:
         """Return when the hold began."""
-        return Moment(self.since_s, self.at_s - (self.mono_s - self.since_s))
+        return LogMoment(self.since_s, self.at_s - (self.mono_s - self.since_s))
 
 
-class Ended(_Line, frozen=True, kw_only=True, tag="ended"):
+class HoldEnded(_Line, frozen=True, kw_only=True, tag="ended"):
     """The end of a hold."""
 
     hold: str
@@ -95,19 +95,19 @@ class Cordoned(_Line, frozen=True, kw_only=True, tag="cordoned"):
     empty.
     """
 
-    device: Device
+    device: HeldDevice
     by: str
     why: str
     since_s: _Seconds
     ended: str = ""
 
 
-UsageLine = Begun | Ended | Open | Cordoned
+UsageLine = Begun | HoldEnded | Open | Cordoned
 _DECODER: Final[Decoder[UsageLine]] = Decoder(UsageLine)
 
 
-def now() -> Moment:
-    return Moment(time.monotonic(), time.time())
+def now() -> LogMoment:
+    return LogMoment(time.monotonic(), time.time())
 
 
 def hold_id(hold: Hold) -> str:
@@ -116,7 +116,7 @@ def hold_id(hold: Hold) -> str:
     return hashlib.blake2b("\n".join(known).encode(), digest_size=8).hexdigest()
 
 
-def begun_line(hold: Hold, devices: Mapping[str, Device], since_s: float, boot: str, now: Moment) -> Begun:
+def begun_line(hold: Hold, devices: Mapping[str, HeldDevice], since_s: float, boot: str, now: LogMoment) -> Begun:
     """Return the line of a hold's beginning. devices: of the node by UUID; it may not have one any more."""
     return Begun(
         boot=boot,
@@ -124,7 +124,7 @@ def begun_line(hold: Hold, devices: Mapping[str, Device], since_s: float, boot: 
         mono_s=now.mono_s,
         hold=hold_id(hold),
         since_s=since_s,
-        devices=tuple(devices.get(uuid) or Device(uuid=uuid, gpu_uuid=uuid) for uuid in hold.uuids),
+        devices=tuple(devices.get(uuid) or HeldDevice(uuid=uuid, gpu_uuid=uuid) for uuid in hold.uuids),
         way=hold.way,
         mode=hold.mode,
         namespace=hold.namespace,
@@ -136,8 +136,8 @@ def begun_line(hold: Hold, devices: Mapping[str, Device], since_s: float, boot: 
     )
 
 
-def device_of(unit: Unit) -> Device:
-    return Device(
+def device_of(unit: Unit) -> HeldDevice:
+    return HeldDevice(
         uuid=unit.uuid,
         gpu_uuid=whole(unit).uuid,
         place=unit.place,

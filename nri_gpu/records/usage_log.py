@@ -21,7 +21,17 @@ from msgspec.structs import replace
 
 from nri_gpu.ledger.holds import End
 from nri_gpu.records.batches import DELAY_S, Batches, open_to_append
-from nri_gpu.records.usage_lines import Begun, Cordoned, Device, Ended, Moment, Open, UsageLine, decoded, encoded
+from nri_gpu.records.usage_lines import (
+    Begun,
+    Cordoned,
+    HeldDevice,
+    HoldEnded,
+    LogMoment,
+    Open,
+    UsageLine,
+    decoded,
+    encoded,
+)
 from nri_gpu.system.storage import NotPrivateError, stat_of, why_untrusted
 
 FILE: Final = "usage.jsonl"
@@ -35,11 +45,11 @@ _LINE_MAX: Final = 8192  # bytes; ours are shorter
 class _Anew(Struct, frozen=True):
     """A list of all holds that are open, noted once more: what is not in it is over."""
 
-    now: Moment
+    now: LogMoment
     holds: tuple[Begun, ...]
 
 
-_Note = Begun | Ended | Cordoned | Moment | _Anew  # a moment: the open holds are listed
+_Note = Begun | HoldEnded | Cordoned | LogMoment | _Anew  # a moment: the open holds are listed
 
 
 class UsageLog:
@@ -52,7 +62,7 @@ class UsageLog:
         self,
         folder: Path,
         boot: str,
-        now: Callable[[], Moment],
+        now: Callable[[], LogMoment],
         *,
         keep_days: int,
         keep_mib: int,
@@ -80,11 +90,11 @@ class UsageLog:
         self._holds[hold.hold] = hold
         self._note(hold)
 
-    def ended(self, hold: str, why: End, now: Moment) -> None:
+    def ended(self, hold: str, why: End, now: LogMoment) -> None:
         self._holds.pop(hold, None)
-        self._note(Ended(boot=self._boot, at_s=now.at_s, mono_s=now.mono_s, hold=hold, why=why))
+        self._note(HoldEnded(boot=self._boot, at_s=now.at_s, mono_s=now.mono_s, hold=hold, why=why))
 
-    def cordoned(self, device: Device, by: str, why: str, since_s: float, ended: str) -> None:
+    def cordoned(self, device: HeldDevice, by: str, why: str, since_s: float, ended: str) -> None:
         """Note that root took a GPU out of use, or how it came back: as of `Cordoned`."""
         now = self._now()
         line = Cordoned(
@@ -142,7 +152,7 @@ class UsageLog:
                 case Begun():
                     self._open[note.hold] = note
                     yield note
-                case Ended():
+                case HoldEnded():
                     self._open.pop(note.hold, None)
                     yield note
                 case Cordoned():
@@ -150,14 +160,14 @@ class UsageLog:
                 case _Anew(now, holds):
                     self._open = {each.hold: each for each in holds}
                     yield from self._restated(now)
-                case Moment():
+                case LogMoment():
                     yield self._listed(note)
 
-    def _restated(self, now: Moment) -> Iterator[UsageLine]:
+    def _restated(self, now: LogMoment) -> Iterator[UsageLine]:
         yield self._listed(now)  # first: what it lacks was last known by the line before
         yield from (replace(each, at_s=now.at_s, mono_s=now.mono_s) for each in self._open.values())
 
-    def _listed(self, now: Moment) -> Open:
+    def _listed(self, now: LogMoment) -> Open:
         return Open(boot=self._boot, at_s=now.at_s, mono_s=now.mono_s, holds=tuple(self._open))
 
     def _append(self, lines: Iterable[UsageLine]) -> None:

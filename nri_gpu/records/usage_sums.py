@@ -11,7 +11,7 @@ from typing import Generic, TypeVar
 
 from msgspec import Struct
 
-from nri_gpu.records.usage_lines import Moment
+from nri_gpu.records.usage_lines import LogMoment
 
 A = TypeVar("A")
 ALWAYS = (float("-inf"), float("inf"))
@@ -37,7 +37,7 @@ class Sums(Generic[A]):
         self._devices = dict[str, _Device[A]]()  # by UUID
         self._of = dict[str, tuple[str, ...]]()  # hold -> UUIDs
 
-    def begun(self, hold: str, devices: Mapping[str, tuple[float, A]], now: Moment, part: float = 1.0) -> None:
+    def begun(self, hold: str, devices: Mapping[str, tuple[float, A]], now: LogMoment, part: float = 1.0) -> None:
         """Count a hold from now on. devices: UUID -> its share of a GPU, and on whose account it is.
 
         part: of each device, that a scheduler of fractions gave to the holder.
@@ -48,7 +48,7 @@ class Sums(Generic[A]):
             self._count(device, now)
             device.holders[hold] = (part, account)
 
-    def ended(self, hold: str, now: Moment) -> None:
+    def ended(self, hold: str, now: LogMoment) -> None:
         """Count a hold no more; one that is not known changes nothing."""
         for uuid in self._of.pop(hold, ()):
             device = self._devices[uuid]
@@ -57,12 +57,12 @@ class Sums(Generic[A]):
             if not device.holders:
                 del self._devices[uuid]
 
-    def count(self, now: Moment) -> None:
+    def count(self, now: LogMoment) -> None:
         """Count all that is held up to now."""
         for device in self._devices.values():
             self._count(device, now)
 
-    def _count(self, device: _Device[A], now: Moment) -> None:
+    def _count(self, device: _Device[A], now: LogMoment) -> None:
         elapsed_s = now.mono_s - device.counted
         if elapsed_s <= 0:
             return

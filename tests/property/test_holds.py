@@ -14,7 +14,7 @@ from nri_gpu.ledger.apply import apply
 from nri_gpu.ledger.holds import holds_of
 from nri_gpu.ledger.ledger import Ledger
 from nri_gpu.records.usage_file import UsageReader
-from nri_gpu.records.usage_lines import Begun, Moment, hold_id
+from nri_gpu.records.usage_lines import Begun, LogMoment, hold_id
 from nri_gpu.records.usage_log import FILE
 from nri_gpu.records.usage_sums import Sums
 from tests.property import strategies
@@ -107,8 +107,8 @@ def test_the_holders_of_a_gpu_never_have_more_time_than_it_has(later: list) -> N
 def test_a_part_that_was_given_is_the_most_a_holder_has(parts: list[float]) -> None:
     sums = Sums[int]()
     for number, part in enumerate(parts):
-        sums.begun(str(number), {"GPU": (1.0, number)}, Moment(0.0, 0.0), part)
-    sums.count(Moment(100.0, 100.0))
+        sums.begun(str(number), {"GPU": (1.0, number)}, LogMoment(0.0, 0.0), part)
+    sums.count(LogMoment(100.0, 100.0))
     assert all(sums.totals[number] <= part * 100 + 1e-6 for number, part in enumerate(parts))
     whole, total = 1.0 in parts, sum(sums.totals.values())
     assert total <= 100 + 1e-6

@@ -8,7 +8,7 @@ from typing import Final
 
 from nri_gpu.ledger.ledger import Ledger
 from nri_gpu.plugin.holds_follower import HoldsFollower
-from nri_gpu.records.usage_lines import Moment
+from nri_gpu.records.usage_lines import LogMoment
 from nri_gpu.records.usage_log import UsageLog
 from nri_gpu.system.state import NodeState
 from tests.support import builders as make
@@ -27,8 +27,8 @@ class Followed:
         self.follower = HoldsFollower(self.state, self.record, self.now, boot, lambda action: action())
         self.ledgers: list[tuple[float, Ledger]] = []
 
-    def now(self) -> Moment:
-        return Moment(self.mono_s, EPOCH + self.shift_s + self.mono_s)
+    def now(self) -> LogMoment:
+        return LogMoment(self.mono_s, EPOCH + self.shift_s + self.mono_s)
 
     def begin(self, ledger: Ledger) -> None:
         self.state.ledger = ledger

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from nri_gpu.ledger.holds import End, holds_of
-from nri_gpu.records.usage_lines import Ended, Moment, begun_line, device_of, encoded
+from nri_gpu.records.usage_lines import HoldEnded, LogMoment, begun_line, device_of, encoded
 from nri_gpu.records.usage_log import FILE
 from tests.support import builders as make
 
@@ -27,10 +27,14 @@ def test_a_year_of_a_busy_node_is_summed_up_in_two_seconds_and_64_mib(tmp_path: 
             gpu, pod = gpus[number % 8], make.pod(f"job-{number}", namespace=f"team-{number % 40}")
             (hold,) = holds_of(make.ledger(make.entry_of(gpu.uuid, to=make.container(of=pod)))).values()
             begun = begun_line(
-                hold, {gpu.uuid: device_of(gpu)}, number * 300.0, "boot", Moment(number * 300.0, at_s + number * 300.0)
+                hold,
+                {gpu.uuid: device_of(gpu)},
+                number * 300.0,
+                "boot",
+                LogMoment(number * 300.0, at_s + number * 300.0),
             )
             end_s = number * 300.0 + 250.0
-            over = Ended(boot="boot", at_s=at_s + end_s, mono_s=end_s, hold=begun.hold, why=End.ENDED)
+            over = HoldEnded(boot="boot", at_s=at_s + end_s, mono_s=end_s, hold=begun.hold, why=End.ENDED)
             file.write(encoded(begun) + encoded(over))
     policy = tmp_path / "policy.toml"
     policy.write_text(f'[usage]\ndir = "{tmp_path}"\n')

@@ -10,7 +10,7 @@ import pytest
 
 from nri_gpu.domain.errors import Exit
 from nri_gpu.ledger.ledger import Ledger
-from nri_gpu.records.usage_lines import Device
+from nri_gpu.records.usage_lines import HeldDevice
 from nri_gpu.records.usage_log import FILE
 from tests.support import builders as make
 from tests.support.holds import EPOCH, Followed
@@ -34,7 +34,7 @@ def asked(tmp_path: Path, nri_gpu: NriGpuCall, monkeypatch: pytest.MonkeyPatch) 
     node.commit(alone, DAY_S)
     node.commit(make.ledger(make.entry(0), others=[make.foreign(1)]), DAY_S)
     node.commit(alone, DAY_S)
-    fans = Device(uuid=make.uuid(3), gpu_uuid=make.uuid(3), place="3")
+    fans = HeldDevice(uuid=make.uuid(3), gpu_uuid=make.uuid(3), place="3")
     node.record.cordoned(fans, "ada", "its fan is loud", EPOCH + DAY_S, "")
     node.record.cordoned(fans, "ada", "its fan is loud", EPOCH + DAY_S, "by ada")
     node.record.cordoned(fans, "ada", "again", EPOCH + 3 * DAY_S, "")
