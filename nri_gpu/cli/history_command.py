@@ -15,6 +15,7 @@ from nri_gpu.cli.render import answer, at, duration, lines
 from nri_gpu.domain.errors import Exit
 from nri_gpu.ledger.holds import HoldWay
 from nri_gpu.records.usage_lines import Begun, Cordoned, HeldDevice, LogMoment
+from nri_gpu.system.node_name import NamedNode, this_node
 
 COLUMNS: Final = tuple(map(Column, ("GPU", "MODEL", "HELD BY", "CONTAINER", "MODE", "FROM", "TO", "FOR")))
 CORDONED: Final = tuple(map(Column, ("OUT OF USE", "BY", "WHY", "FROM", "TO", "BACK")))
@@ -65,6 +66,7 @@ T = TypeVar("T", HeldLine, CordonedLine)
 class HistoryDocument(Struct, frozen=True, tag_field="schema", tag="nri-gpu/history/v1"):
     """The holds, and the times out of use, each in the order in which they began. skipped_lines: of the record."""
 
+    node: NamedNode
     holds: tuple[HeldLine, ...]
     skipped_lines: int
     cordons: tuple[CordonedLine, ...]
@@ -77,7 +79,7 @@ def run(args: argparse.Namespace) -> int:
     held = _within((each for each in _held(record) if _is_about(each, about)), window)
     found = map(_cordoned, record.reader.cordons.values())
     cordons = _within((each for each in found if about in ("", each.place, each.gpu_uuid)), window)
-    document = HistoryDocument(held, record.reader.skipped, cordons)
+    document = HistoryDocument(this_node(), held, record.reader.skipped, cordons)
     table = Grid(COLUMNS, tuple(map(_row, held))) if held else Line("nothing was held")
     below = [Grid(CORDONED, tuple(map(_cordoned_row, cordons)))] if cordons else []
     answer(args, document, [table, *below, *lines(record.notes, Tone.WARN)])

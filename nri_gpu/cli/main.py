@@ -274,7 +274,7 @@ VERBS: Final = (
         "What has the GPU keeps it, over restarts and boots: pods and their later containers, what the kubelet\n"
         "allocated, claims that are prepared. Everything new is refused, by annotation, kubelet and claim. Only root\n"
         "may say so, and the GPU's MIG devices are out of use with it. Exits 1 when nothing changed. Example:\n"
-        '  nri-gpu cordon 3 --why "fan broken, ticket 4711"',
+        "  nri-gpu cordon 3 --why ticket-4711",
         (
             _option("gpu", help="its UUID, index or PCI address", metavar="GPU"),
             _option(
@@ -289,7 +289,8 @@ VERBS: Final = (
         "nri_gpu.cli.uncordon_command",
         "take a GPU back into use",
         "Ends what `nri-gpu cordon` began. A GPU that is unhealthy stays withheld for that, and the answer says so.\n"
-        "Only root may say so. Exits 1 when nothing changed.",
+        "Only root may say so. Exits 1 when nothing changed. Example:\n"
+        "  nri-gpu uncordon 3",
         (
             _option("gpu", help="its UUID, index or PCI address", metavar="GPU"),
             STATE_DIR,

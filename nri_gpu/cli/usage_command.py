@@ -17,6 +17,7 @@ from nri_gpu.domain.errors import Exit
 from nri_gpu.ledger.holds import HoldWay
 from nri_gpu.records.usage_lines import Begun, HeldDevice
 from nri_gpu.records.usage_sums import Sums
+from nri_gpu.system.node_name import NamedNode, this_node
 
 BY: Final[Mapping[str, Callable[[Begun, HeldDevice], str]]] = {
     "namespace": lambda hold, _: hold.namespace,
@@ -40,6 +41,7 @@ class UsedLine(Struct, frozen=True, kw_only=True):
 class UsageDocument(Struct, frozen=True, kw_only=True, tag_field="schema", tag="nri-gpu/usage/v1"):
     """The sums. by: what the names are. since_s, until_s: since the epoch. skipped_lines: of the record."""
 
+    node: NamedNode
     by: str
     since_s: float
     until_s: float
@@ -58,7 +60,12 @@ def run(args: argparse.Namespace) -> int:
         return Exit.OK
     skipped = record.reader.skipped
     document = UsageDocument(
-        by=args.by, since_s=window.since_s, until_s=window.until_s, used=used, skipped_lines=skipped
+        node=this_node(),
+        by=args.by,
+        since_s=window.since_s,
+        until_s=window.until_s,
+        used=used,
+        skipped_lines=skipped,
     )
     columns = tuple(map(Column, (args.by.upper(), "GPU-SECONDS", "RESERVED", "OTHER COMPONENTS")))
     rows = tuple[Row, ...]((Line(each.name, Tone.HEAD), *map(str, _seconds(each))) for each in used)

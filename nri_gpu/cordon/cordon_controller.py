@@ -17,6 +17,7 @@ from msgspec.structs import replace
 from nri_gpu.cordon.cordon_file import CordonError, CordonRecord, Records, cordons_of, read_cordons, write_cordons
 from nri_gpu.decision.cordoned import devices_among, given_after, given_now
 from nri_gpu.decision.refusals import why_not
+from nri_gpu.domain.errors import cause_of
 from nri_gpu.domain.gpu import Gpu, GpuUuid, parse_bus_id
 from nri_gpu.domain.node import Inventory
 from nri_gpu.health.resets import AwaitedReset
@@ -36,7 +37,7 @@ NO_GPU: Final = "name a GPU by UUID, index or PCI address, see nri-gpu status"
 
 
 class CommandOutcome(Struct, frozen=True):
-    """What became of a command. gpu_uuid: empty where there is no such GPU. fault: why nothing changed, or empty.
+    """The outcome of a command. gpu_uuid: empty where there is no such GPU. fault: why nothing changed, or empty.
 
     withheld: why the GPU is granted to nobody all the same, after it was taken back into use; or empty.
     """
@@ -209,7 +210,7 @@ class CordonController:
         try:
             await asyncio.to_thread(write_cordons, self._folder, records)
         except OSError as error:
-            return f"{self._folder} cannot be written: {error.strerror}; make room there, or fix that"
+            return f"{self._folder} cannot be written: {cause_of(error)}; make room there, or fix that"
         self._written = records
         return ""
 

@@ -10,6 +10,7 @@ from typing import Final
 from msgspec import Struct, json
 
 from nri_gpu.domain.cordons import NO_CORDONS, Cordons
+from nri_gpu.domain.errors import cause_of
 from nri_gpu.domain.gpu import GpuUuid
 from nri_gpu.health.resets import AwaitedReset
 from nri_gpu.system.storage import read_private, write_whole
@@ -63,7 +64,7 @@ def read_cordons(folder: Path) -> Records:
         return {}
     except OSError as error:
         denied = error.errno == EACCES
-        raise CordonError(f"{path} cannot be read: {error.strerror}; {cure}", denied=denied) from error
+        raise CordonError(f"{path} cannot be read: {cause_of(error)}; {cure}", denied=denied) from error
     except (ValueError, RecursionError) as error:
         raise CordonError(f"{path} is not what nri-gpu wrote ({error}): {cure}") from error
 

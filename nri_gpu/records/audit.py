@@ -104,7 +104,7 @@ class AuditLog:
         self._node: Node | None = None
         self._policy = PolicyRecord("", "")
         self._ledger = Ledger()
-        self._at: float | None = None  # when that ledger was noted
+        self._at = wall()  # when that ledger was noted
 
     def decided(self, container: Container, decision: Decision, node: Node, now: float) -> None:
         """Note that a request was answered. now: seconds on the ledger's clock."""
@@ -255,7 +255,7 @@ def _line(record: _Record) -> str:
     return json.dumps(to_builtins(record), separators=(",", ":")) + "\n"
 
 
-def _ledger_records(ledger: Ledger, at: float | None) -> Iterator[_Record]:
+def _ledger_records(ledger: Ledger, at: float) -> Iterator[_Record]:
     """Yield the whole ledger, a few grants in each record: the first record replaces, the next ones add."""
     entries = iter(ledger.entries.items())
     first = replace(ledger, entries=dict(islice(entries, GRANTS_AT_ONCE)), live={})

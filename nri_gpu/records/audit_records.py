@@ -74,9 +74,8 @@ class _LedgerRecord(Struct, frozen=True, tag_field="kind", tag="ledger"):
     leaving: dict[GpuUuid, Releasing | None]
     reservations: dict[str, Reservation | None]
     claims: dict[ClaimUid, PreparedClaim | None]
-    at_s: float | None = (
-        None  # seconds since the epoch, when it was noted; not in logs of earlier versions, as the next two
-    )
+    # When it was noted, seconds since the epoch. Logs of earlier versions have neither this nor the next two.
+    at_s: float | None = None
     unsought: dict[ContainerId, float | None] = {}
     processes: dict[ContainerId, FirstProcess | None] = {}  # of created containers
 
@@ -132,7 +131,7 @@ def digest(edits: Edits) -> str:
     return hashlib.sha256(canonical(edits).encode()).hexdigest()
 
 
-def ledger_record(ledger: Ledger, at_s: float | None) -> Record:
+def ledger_record(ledger: Ledger, at_s: float) -> Record:
     return {"kind": "ledger", "at_s": at_s, **_changes(Ledger(), ledger)}
 
 

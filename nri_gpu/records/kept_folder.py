@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
+from nri_gpu.domain.errors import cause_of
 from nri_gpu.policy.usage_settings import OFF, UsageSettings
 from nri_gpu.records.policy_file import UNIT_FOLDER, unit_folder
 from nri_gpu.system.storage import stat_of, why_untrusted
@@ -20,7 +21,7 @@ def kept_folder(settings: UsageSettings, *, simulated: bool = False) -> Path | s
     try:
         found = stat_of(folder)
     except OSError as error:
-        return f"{folder} cannot be looked at: {error.strerror}"
+        return f"{folder} cannot be looked at: {cause_of(error)}"
     if found is None:
         return f"{folder} is missing: make it, root's, or name another by usage.dir in the policy"
     if why := why_untrusted(found, folder):

@@ -19,6 +19,7 @@ from loguru import logger
 from msgspec import Struct
 from msgspec.structs import replace
 
+from nri_gpu.domain.errors import fault_of
 from nri_gpu.ledger.holds import End
 from nri_gpu.records.batches import DELAY_S, Batches, open_to_append
 from nri_gpu.records.usage_lines import (
@@ -140,7 +141,7 @@ class UsageLog:
             self._begun = True
             self._append(lines)
         except OSError as error:
-            self._failed(str(error))
+            self._failed(fault_of(error))
         except Exception as error:
             self._failed(repr(error), error)
         else:

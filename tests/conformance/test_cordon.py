@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shutil
 from pathlib import Path
 from uuid import uuid4
@@ -62,7 +63,7 @@ async def test_over_every_restart_and_a_boot(node: Containerd, tmp_path: Path, f
                     await kubelet.admit("thief", "main", {GPU: 2})
 
             await nothing_new()
-            assert "was taken out of use by" in daemon.verb("status").stdout
+            assert re.search(r"GPU \d is out of use .*by .*: fan broken", daemon.verb("status").stdout)
             assert (kept / "cordoned.json").stat().st_mode & 0o777 == 0o600
 
             # Of the containers, of the kubelet, of the daemon, and of the runtime.

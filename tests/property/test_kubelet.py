@@ -171,6 +171,8 @@ class OneLedger(RuleBasedStateMachine):
             next_name = f"{name}+"
             if self.allocate(pod, next_name, given.resource, sorted(given.ids)):
                 del self.checkpoint[pod, name]
+            else:
+                self.pod_ended(pod)  # its admission fails
 
     @precondition(lambda self: self.checkpoint)
     @rule(data=st.data())

@@ -87,7 +87,7 @@ def test_a_real_zsh(folder: Path) -> None:
         f"fpath=({quote(str(ZSH))} $fpath)\nautoload -U compinit\ncompinit -u -D\nPS1='ready> '\n"
     )
     (folder / "node.toml").touch()
-    with Terminal(folder, [*packages.command("zsh"), "-f"], columns=120, rows=20) as terminal:
+    with Terminal(folder, [*packages.command("zsh"), "-f"], columns=120, rows=40) as terminal:
         terminal.write(f"cd {folder}; source setup\n")
         terminal.wait_for("ready>")
         terminal.write("nri-gpu stat\t--wat\t-o j\t")
