@@ -7,6 +7,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Final
 
+from nri_gpu.domain.bounds import DRM_NAME
 from nri_gpu.domain.node import Majors
 from nri_gpu.system.storage import text_of
 
@@ -42,6 +43,22 @@ def module_versions(sysfs: Path = SYSFS) -> dict[str, str]:
 
 def _version(sysfs: Path, name: str) -> str:
     return (text_of(sysfs / "module" / name / "version", TEXT_MAX) or "").strip()
+
+
+def drm_nodes(device: Path) -> Iterator[tuple[str, int, int]]:
+    """Yield name, major and minor of a GPU's card and render node. device: its folder on the PCI bus, in sysfs."""
+    try:
+        found = sorted((device / "drm").iterdir())
+    except OSError:
+        return  # nvidia-drm is not loaded
+    for node in found:
+        if not DRM_NAME.matches(node.name):
+            continue
+        try:
+            major, _, minor = (node / "dev").read_text(encoding="ascii").strip().partition(":")
+            yield node.name, int(major), int(minor)
+        except (OSError, ValueError):
+            continue  # the node is gone by now
 
 
 def read_majors(proc_devices_text: str) -> Majors:

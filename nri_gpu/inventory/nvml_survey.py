@@ -13,7 +13,6 @@ from typing import Final, Protocol
 from msgspec import Struct, field
 
 from nri_gpu.domain.bounds import (
-    DRM_NAME,
     MODEL,
     NVLINKS_MAX,
     PCIE_PATHS,
@@ -23,7 +22,7 @@ from nri_gpu.domain.bounds import (
     compute_prohibited,
 )
 from nri_gpu.domain.gpu import ComputeMode, parse_bus_id
-from nri_gpu.host.modules import module_versions
+from nri_gpu.host.modules import drm_nodes, module_versions
 from nri_gpu.inventory.nvml_client import NvmlCallError, NvmlClient, checked
 from nri_gpu.inventory.nvml_facts import (
     health_facts,
@@ -135,7 +134,10 @@ def _descriptions(nvml: NvmlClient, device: _Device, sysfs: Path) -> Iterator[Ma
     yield {"arch": list(nvml.call("nvmlDeviceGetCudaComputeCapability", handle, gpu=index))}
     brand = nvml.optional("nvmlDeviceGetBrand", handle, gpu=index)
     yield {"brand": "" if brand is None else brand_word(int(brand))}
-    yield {"numa_node": _numa_node(nvml, device, folder), "drm": list(_drm_nodes(folder))}
+    yield {
+        "numa_node": _numa_node(nvml, device, folder),
+        "drm": [{"name": name, "major": major, "minor": minor} for name, major, minor in drm_nodes(folder)],
+    }
     fabric = nvml.optional("nvmlDeviceGetGpuFabricInfoV", handle, gpu=index)
     yield health_facts(nvml, handle, index, fabric)
     for fact in setup_facts(nvml, handle, index, folder, fabric):
@@ -165,22 +167,6 @@ def _numa_node(nvml: NvmlClient, device: _Device, folder: Path) -> int | None:
     except (OSError, ValueError):
         return None
     return node if node >= 0 else None
-
-
-def _drm_nodes(folder: Path) -> Iterator[dict[str, object]]:
-    """Yield name, major and minor of the GPU's card and render node, from sysfs."""
-    try:
-        found = sorted((folder / "drm").iterdir())
-    except OSError:
-        return  # nvidia-drm is not loaded
-    for node in found:
-        if not DRM_NAME.matches(node.name):
-            continue
-        try:
-            major, _, minor = (node / "dev").read_text(encoding="ascii").strip().partition(":")
-            yield {"name": node.name, "major": int(major), "minor": int(minor)}
-        except (OSError, ValueError):
-            continue  # the node is gone by now
 
 
 def _links(nvml: NvmlClient, devices: list[_Device]) -> Iterator[dict[str, object]]:

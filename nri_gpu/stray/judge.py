@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Iterator, Mapping, Set
 from enum import StrEnum
-from typing import Final
+from typing import Final, Protocol
 
 from msgspec import Struct
 
@@ -116,7 +116,13 @@ def judge(uses: Iterable[Use], known: Known, exceptions: Globs) -> tuple[StrayUs
     return (*(each for each in found if each and not _excepted(each, contained, exceptions)), *host)
 
 
-def container_of(cgroups: Iterable[str], known: Known) -> ContainerId | None:
+class Knows(Protocol):
+    """The knowledge of which containers there are."""
+
+    def knows(self, container_id: ContainerId) -> bool: ...
+
+
+def container_of(cgroups: Iterable[str], known: Knows) -> ContainerId | None:
     """Return the container that a process with these cgroups is in, or None for a process of the host.
 
     If several are nested in one another, it is the outermost that is known: a container may name cgroups below its own.
@@ -126,7 +132,7 @@ def container_of(cgroups: Iterable[str], known: Known) -> ContainerId | None:
     return next(filter(known.knows, ids), ids[0] if ids else None)
 
 
-def _container_ids(cgroups: Iterable[str], known: Known) -> Iterator[ContainerId]:
+def _container_ids(cgroups: Iterable[str], known: Knows) -> Iterator[ContainerId]:
     for path in cgroups:
         of_a_user = False
         for part in path.split("/"):
@@ -199,7 +205,7 @@ def _finding(
     stoppable: bool = False,
 ) -> StrayUse:
     holding = [use for use in uses if not numbers.isdisjoint(use.numbers)]
-    nodes = [_node(number, majors) for number in sorted(numbers)]
+    nodes = [usual_node(number, majors) for number in sorted(numbers)]
     cgroup = max(holding[0].cgroups, key=len, default="/")
     who = f"{namespace}/{pod}, container {container}" if pod else f"container {container_id} (cgroup {_text(cgroup)})"
     running = listed(f"pid {use.pid} {_text(use.program)}" for use in holding)
@@ -247,7 +253,7 @@ def _with_whole(uuids: Iterable[GpuUuid], inventory: Inventory) -> frozenset[Gpu
     return held | {gpu.uuid for gpu in inventory.gpus if any(part.uuid in held for part in gpu.mig)}
 
 
-def _node(number: DeviceNumber, majors: Majors) -> str:
+def usual_node(number: DeviceNumber, majors: Majors) -> str:
     """Return the node's usual path: where a process has made it may be anywhere."""
     major, minor = number
     if major == majors.nvidia:

@@ -2,9 +2,10 @@
 
 It takes a second on a full node, so it runs in a child process, which can be ended when it takes longer:
 
-    python -I -m nri_gpu.stray.process_scan OWNER_PID MAJOR ...
+    python -I -m nri_gpu.stray.process_scan [--libcuda] OWNER_PID MAJOR ...
 
-It prints a line of JSON for each such process, a `Use`, and at the end one for all, an `Extent`. What the owner itself
+It prints a line of JSON for each such process, a `Use`, and at the end one for all, an `Extent`. With --libcuda it also
+reads what each process has mapped, which takes twice as long, and prints those that map libcuda. What the owner itself
 has open through its children is left out, and of one cgroup what HOLDERS_MAX before it have open: a container can have
 a hundred thousand processes, and the daemon answers the runtime besides reading these lines.
 """
@@ -25,7 +26,7 @@ from typing import Final
 
 import msgspec
 
-from nri_gpu.stray.uses import DeviceNumber, Extent, Use
+from nri_gpu.stray.uses import LIBCUDA, DeviceNumber, Extent, Use
 from nri_gpu.system.proc import (
     PATH_MAX,
     PROC,
@@ -40,48 +41,55 @@ from nri_gpu.system.proc import (
 # statx(2), linux/stat.h, linux/fcntl.h. Not os.stat, which waits for a file server that does not answer.
 _AT_FDCWD, _DONT_SYNC, _STATX_TYPE, _STATX_BYTES = -100, 0x4000, 0x1, 256
 _MODE_AT, _RDEV_AT = 28, 128
+_WAITS: Final = "D"  # a thread's state (proc(5), stat)
 _O_PATH: Final = 0o10000000  # such a descriptor opens no device (asm-generic/fcntl.h)
 # kcmp(2): 0 for the same table, negative where a sandbox or the kernel forbids it. linux/kcmp.h.
 _KCMP: Final = {"x86_64": 312, "aarch64": 272}.get(os.uname().machine)
 _KCMP_FILES: Final = 2
 _NICE: Final = 10
 HOLDERS_MAX: Final = 256  # processes of one cgroup with one node, which are named
+_LIBCUDA_FILE: Final = b"/libcuda.so"
+_NO_NUMBER: Final = (-1, -1)  # stands for the mapped library where processes of a cgroup are counted
 
 
 def main(arguments: list[str]) -> int:
-    owner, majors = int(arguments[0]), frozenset(map(int, arguments[1:]))
+    maps_too, numbers = arguments[:1] == [LIBCUDA], [int(each) for each in arguments if each != LIBCUDA]
+    owner, majors = numbers[0], frozenset(numbers[1:])
     with suppress(OSError):  # a hardened unit may not
         os.nice(_NICE)
     encode, write = msgspec.json.encode, sys.stdout.buffer.write
     pids = [int(name) for name in os.listdir("/proc") if name.isdecimal()]  # noqa: PTH208 (the names are enough)
-    closed, named = 0, Counter[tuple[tuple[str, ...], DeviceNumber]]()
+    closed, named, files = 0, Counter[tuple[tuple[str, ...], DeviceNumber]](), Counter[DeviceNumber]()
     for pid in pids:
         try:
-            use = _use(pid, owner, majors)
+            opened = [number for tid in _tables(pid) for number in _open_numbers(tid, majors)]
+            files.update(opened)
+            libcuda = maps_too and _maps_libcuda(pid)
+            use = _use(pid, owner, tuple(sorted({*opened})), libcuda=libcuda) if opened or libcuda else None
         except PermissionError:
             closed += 1
             continue
         except OSError:  # it ended meanwhile
             continue
-        holds = [(use.cgroups, number) for number in use.numbers] if use else []
+        holds = [(use.cgroups, number) for number in use.numbers or (_NO_NUMBER,)] if use else []
         if any(named[each] < HOLDERS_MAX for each in holds):
             named.update(holds)
             write(encode(use) + b"\n")
     whole = has_hosts_pids() and 1 in pids
-    write(encode(Extent(len(pids), closed, whole, _cgroups(PROC / "self"))) + b"\n")
+    counted = tuple((*number, count) for number, count in sorted(files.items()))
+    write(encode(Extent(len(pids), closed, whole, _cgroups(PROC / "self"), counted)) + b"\n")
     return 0
 
 
-def _use(pid: int, owner: int, majors: frozenset[int]) -> Use | None:
-    """Return the use of a process, or None. Raises: OSError: it is gone, or its files may not be seen."""
-    numbers = tuple(sorted({number for tid in _tables(pid) for number in _open_numbers(tid, majors)}))
-    if not numbers or owner in _ancestors(pid):
+def _use(pid: int, owner: int, numbers: tuple[DeviceNumber, ...], *, libcuda: bool) -> Use | None:
+    """Return the use of a process, or None if it is the owner's. Raises: OSError: it is gone, or may not be seen."""
+    if owner in _ancestors(pid):
         return None
     before, thread = _stat(pid), living_thread(pid)
     program, cgroups = _program(thread), _cgroups(thread)
     if _stat(pid).started != before.started:  # another process has the pid by now
         raise ProcessLookupError(pid)
-    return Use(pid, before.started, program, cgroups, numbers)
+    return Use(pid, before.started, program, cgroups, numbers, libcuda=libcuda, waits=before.state == _WAITS)
 
 
 def _tables(pid: int) -> Iterator[int]:
@@ -100,6 +108,12 @@ def _open_numbers(pid: int, majors: frozenset[int]) -> Iterator[DeviceNumber]:
         number = _device(b"/proc/%d/fd/%s" % (pid, name.encode()))
         if number and number[0] in majors and not _is_path_only(pid, name):
             yield number
+
+
+def _maps_libcuda(pid: int) -> bool:
+    """Return whether a process maps libcuda. Raises: OSError. It may wait as long as the process changes its maps."""
+    with open(f"{living_thread(pid)}/maps", "rb") as file:  # noqa: PTH123
+        return any(_LIBCUDA_FILE in line for line in file)
 
 
 def _device(path: bytes) -> DeviceNumber | None:

@@ -22,7 +22,7 @@ from nri_gpu.policy.forms import Globs
 from nri_gpu.policy.stray_settings import StraySettings
 from nri_gpu.stray.allocated import AllocationsUnknownError, allocated
 from nri_gpu.stray.judge import Known, PodName, StrayProcess, StrayUse, container_of, judge
-from nri_gpu.stray.uses import Extent, Use
+from nri_gpu.stray.uses import LIBCUDA, Extent, Use
 from nri_gpu.system.child import python, run
 from nri_gpu.system.state import Changed, NodeState
 from nri_gpu.system.tasks import LogOnce, set_within
@@ -63,7 +63,12 @@ class Look(Struct, frozen=True):
 async def look(majors: Majors, limit_s: float = LOOK_LIMIT_S) -> Look:
     """Look at every process that this one can see. Raises: LookError."""
     numbers = (majors.nvidia, majors.nvidia_uvm, majors.nvidia_caps)
-    arguments = [str(os.getpid()), *(str(number) for number in numbers if number is not None)]
+    return await look_for([number for number in numbers if number is not None], limit_s)
+
+
+async def look_for(majors: Iterable[int], limit_s: float = LOOK_LIMIT_S, *, libcuda: bool = False) -> Look:
+    """Look for processes with nodes of these majors open; libcuda: for those that map it, too. Raises: LookError."""
+    arguments = [*[LIBCUDA] * libcuda, str(os.getpid()), *map(str, majors)]
     try:
         child = await run([python(), "-I", "-m", "nri_gpu.stray.process_scan", *arguments], limit_s)
     except TimeoutError as error:

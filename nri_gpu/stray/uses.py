@@ -2,19 +2,24 @@
 
 from __future__ import annotations
 
+from typing import Final
+
 from msgspec import Struct
 
+LIBCUDA: Final = "--libcuda"  # has the look read what processes map, too
 DeviceNumber = tuple[int, int]
 
 
 class Use(Struct, frozen=True, tag="use"):
-    """A process with NVIDIA's nodes open."""
+    """A process with NVIDIA's nodes open, or, where that was asked, with libcuda mapped."""
 
     pid: int
     started: int  # with the pid it names the process for good; clock ticks since boot
     program: str  # the path of what it runs
     cgroups: tuple[str, ...]  # its paths in all hierarchies, each once
     numbers: tuple[DeviceNumber, ...]  # major and minor of the nodes
+    libcuda: bool = False  # it maps the driver's CUDA library; false where that was not asked
+    waits: bool = False  # in the kernel, where no signal reaches it as long as it does
 
 
 class Extent(Struct, frozen=True, tag="extent"):
@@ -24,3 +29,4 @@ class Extent(Struct, frozen=True, tag="extent"):
     closed: int  # of these, those whose open files may not be seen
     whole: bool  # no process of the host was hidden
     cgroups: tuple[str, ...] = ()  # of the process that looked, as of `Use`
+    files: tuple[tuple[int, int, int], ...] = ()  # major, minor, and how often all processes have that node open

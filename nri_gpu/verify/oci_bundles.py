@@ -6,6 +6,7 @@ CRI would answer, of Docker's containers too, and needs no gRPC. Source: contain
 
 from __future__ import annotations
 
+import re
 import time
 from collections.abc import Iterable
 from pathlib import Path
@@ -30,6 +31,7 @@ STATES: Final = (
 )
 STARTING_S: Final = 10.0  # so long after its bundle was written a container may have no process yet
 NAME_MAX: Final = 253  # characters of a Kubernetes name
+_STATIC_UID: Final = re.compile(r"[0-9a-f]{32}")  # kubernetes: pkg/kubelet/config/common.go, applyDefaults
 _CRI: Final = "io.kubernetes.cri."  # containerd: internal/cri/annotations
 
 
@@ -55,8 +57,21 @@ class Bundle(Struct, frozen=True):
     @property
     def pod(self) -> str:
         """Return `namespace/name`, or for a container without a pod containerd's namespace for it, such as `moby`."""
-        name = self._cri("sandbox-name")
-        return shown(f"{self._cri('sandbox-namespace')}/{name}" if name else self.namespace, NAME_MAX)
+        return shown(f"{self.pod_namespace}/{self.pod_name}" if self.pod_name else self.namespace, NAME_MAX)
+
+    @property
+    def pod_namespace(self) -> str:
+        return self._cri("sandbox-namespace")
+
+    @property
+    def pod_name(self) -> str:
+        """Return the pod's own name, or empty for a container without a pod."""
+        return self._cri("sandbox-name")
+
+    @property
+    def static(self) -> bool:
+        """Return whether the kubelet made the pod of a manifest, by its UID, which is an MD5 sum."""
+        return bool(_STATIC_UID.fullmatch(self._cri("sandbox-uid")))
 
     @property
     def name(self) -> str:
@@ -67,8 +82,10 @@ class Bundle(Struct, frozen=True):
         return (self.spec.annotations or {}).get(f"{_CRI}{key}", "")
 
 
-def read_bundles(states: Iterable[Path]) -> tuple[Bundle, ...]:
+def read_bundles(states: Iterable[Path], *, starting: bool = False) -> tuple[Bundle, ...]:
     """Return all containers that run, of each containerd with a state folder of these.
+
+    starting: also those that have no process yet, with pid 0.
 
     Raises: UnseenError: none of the folders has containers' bundles, or they may not be listed.
     """
@@ -80,7 +97,7 @@ def read_bundles(states: Iterable[Path]) -> tuple[Bundle, ...]:
             "config dump` shows as `state` with --containerd-state"
         )
     bundles = [bundle for folders in found for folder in folders for bundle in _entries(folder) or ()]
-    return tuple(read for bundle in bundles if (read := _read(bundle)))
+    return tuple(read for bundle in bundles if (read := _read(bundle, starting=starting)))
 
 
 def _entries(folder: Path) -> list[Path] | None:
@@ -93,8 +110,8 @@ def _entries(folder: Path) -> list[Path] | None:
         raise UnseenError(f"{folder} cannot be listed: {cause_of(error)}; be root", error) from error
 
 
-def _read(path: Path) -> Bundle | None:
-    """Read a bundle. Return None if the container does not run yet, or no more."""
+def _read(path: Path, *, starting: bool) -> Bundle | None:
+    """Read a bundle. Return None if the container does not run yet, unless starting ones are wanted, or no more."""
     file, bundle = path / "config.json", Bundle(path.name, path.parent.name)
     try:
         written_s = file.stat().st_mtime
@@ -102,8 +119,10 @@ def _read(path: Path) -> Bundle | None:
         return replace(bundle, pid=int((path / "init.pid").read_text()))
     except FileNotFoundError as error:
         # Files have the time of day: where that was set back, a spec of tomorrow must not count as young for a day.
-        if not file.exists() or abs(time.time() - written_s) < STARTING_S:
+        if not file.exists():
             return None
+        if abs(time.time() - written_s) < STARTING_S:
+            return bundle if starting else None
         return replace(bundle, fault=f"its runtime wrote no {error.filename}: it may run in a virtual machine")
     except OSError as error:
         return replace(bundle, fault=f"{error.filename} cannot be read: {cause_of(error)}")

@@ -16,7 +16,7 @@ from nri_gpu.domain.node import Majors
 from nri_gpu.stray.process_scan import HOLDERS_MAX
 from nri_gpu.stray.stray_controller import LookError, look
 from nri_gpu.stray.uses import Extent, Use
-from tests.support.holding import FULL, MAJOR, ZERO, cgroup_of, holding, into, path_in_proc
+from tests.support.holding import FULL, HOLDER, MAJOR, ZERO, cgroup_of, holding, into, path_in_proc
 from tests.support.unit_file import OURS, Unit
 
 pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="makes device nodes")
@@ -67,6 +67,16 @@ def test_another_users_process_is_found_with_the_drop_ins_rights(tmp_path: Path)
         uses, extent = scanned(*AS_DROP_IN)
     assert FULL in uses[process.pid].numbers
     assert extent.closed <= CLOSED
+
+
+def test_open_files_are_counted_by_their_nodes(tmp_path: Path) -> None:
+    twice = f"import os, sys\nos.open(sys.argv[1], os.O_RDWR)\n{HOLDER}"
+    with holding(tmp_path, FULL, script=twice):
+        assert files() >= 2
+
+
+def files() -> int:
+    return next((count for *number, count in scanned()[1].files if tuple(number) == FULL), 0)
 
 
 INNOCENT = {

@@ -121,6 +121,22 @@ def test_one_that_is_just_being_made_or_removed_is_left_out(tmp_path: Path) -> N
     assert read_bundles([tmp_path]) == ()
 
 
+def test_one_that_is_just_being_made_is_read_where_that_is_asked(tmp_path: Path) -> None:
+    """One that is gone by now is none, though."""
+    write(tmp_path, annotated(), pid=None)
+    (tmp_path / TASKS / "k8s.io" / "gone").mkdir()
+    [found] = read_bundles([tmp_path], starting=True)
+    assert (found.pod, found.pid, found.fault) == ("research/train", 0, "")
+
+
+@pytest.mark.parametrize(
+    ("uid", "static"), [("0123456789abcdef0123456789abcdef", True), ("01234567-89ab-cdef-0123-456789abcdef", False)]
+)
+def test_a_static_pods_uid_is_the_kubelets_own(tmp_path: Path, uid: str, static: bool) -> None:
+    write(tmp_path, annotated(**{"io.kubernetes.cri.sandbox-uid": uid}))
+    assert only(tmp_path).static is static
+
+
 def test_one_that_was_made_before_the_time_of_day_was_set_back_is_not_just_being_made(tmp_path: Path) -> None:
     age(write(tmp_path, annotated(), pid=None), by_s=-86400)
     assert "its runtime wrote no" in only(tmp_path).fault
