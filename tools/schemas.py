@@ -8,6 +8,7 @@ from typing import Final
 
 import msgspec
 
+from nri_gpu.blockers.blocker import BlockersReport
 from nri_gpu.cli.check_command import CheckDocument
 from nri_gpu.cli.driver_command import DriverDocument
 from nri_gpu.cli.explain_command import ExplainDocument
@@ -26,6 +27,7 @@ FOLDER: Final = ROOT / "api" / "schemas"
 DIALECT: Final = "https://json-schema.org/draft/2020-12/schema"
 # By the word in a document's `schema`, nri-gpu/WORD/v1: what is printed, one of these.
 DOCUMENTS: Final[dict[str, tuple[object, ...]]] = {
+    "blockers": (BlockersReport,),
     "check": (CheckDocument,),
     "doctor": (DoctorDocument,),
     "driver": (DriverDocument,),

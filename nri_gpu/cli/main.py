@@ -313,6 +313,22 @@ VERBS: Final = (
         ),
     ),
     Verb(
+        "blockers",
+        "nri_gpu.cli.blockers_command",
+        "show who keeps the driver loaded or a GPU in use, and what ends each",
+        "Before a driver upgrade or the reset of a GPU: containers with a node, processes that have one open, and\n"
+        "references to kernel modules, each with the command that ends it, in the order in which to end them; below\n"
+        "them who breaks when the driver is replaced. It needs root, no daemon and no NVML, and changes nothing.\n"
+        "Exits 1 when something keeps it, 69 or 77 when nothing does but not all could be seen. Example:\n"
+        "  nri-gpu blockers",
+        (
+            _option("gpu", help="only who uses this GPU: its index, UUID or PCI address", nargs="?", metavar="GPU"),
+            _value("--containerd-state", "DIR", "containerd's state folder (default: the usual ones)"),
+            _value("--root", "DIR", "root folder of the host's files, in a pod that mounts them"),
+            OUTPUT,
+        ),
+    ),
+    Verb(
         "driver",
         "nri_gpu.cli.driver_command",
         "show which files of the NVIDIA driver containers can get, and which are missing",
@@ -443,6 +459,7 @@ GROUPS: Final[Mapping[str, tuple[str, ...]]] = {
         "usage",
         "gpus",
         "verify",
+        "blockers",
         "doctor",
         "explain",
         "cordon",

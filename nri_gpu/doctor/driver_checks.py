@@ -34,7 +34,7 @@ from nri_gpu.system.storage import is_there, text_of
 
 _PREPARE: Final = "nri-gpu prepare"
 _RELOAD: Final = (
-    "# reboot, or stop what uses the GPUs and load the modules again:",
+    "nri-gpu blockers    # what uses the driver, and what ends each; then load the modules again, or reboot:",
     "modprobe -r nvidia_uvm nvidia_drm nvidia_modeset nvidia && nri-gpu prepare",
 )
 _OURS: Final = ("nvidia", "nvidia-uvm", "nvidia-caps")

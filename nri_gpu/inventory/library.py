@@ -122,7 +122,7 @@ def advice(failure: StartFailure) -> str:
         version, loaded = library_version(library) or "of an unknown version", module or "of an unknown version"
         return (
             f"{error}: the library {library} is {version} and the loaded kernel module is {loaded}: "
-            "stop what uses the GPUs and reload the nvidia modules, or reboot the node"
+            "end what `nri-gpu blockers` lists and reload the nvidia modules, or reboot the node"
         )
     if failure.code == NO_PERMISSION:
         return f"{error}: check the owner and mode of /dev/nvidiactl, and what SELinux or AppArmor denied"

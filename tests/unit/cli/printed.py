@@ -9,6 +9,9 @@ from pathlib import Path
 from msgspec import Struct, to_builtins
 from msgspec.structs import replace
 
+from nri_gpu.blockers.blocker import Blocker, BlockerKind, BlockersReport, BlockingProcess
+from nri_gpu.blockers.module_references import Console, LoadedModule, module_blockers
+from nri_gpu.blockers.owners import Owner, endings
 from nri_gpu.daemon.answers import (
     DaemonStatus,
     GpuUsage,
@@ -172,6 +175,46 @@ def report(*containers: ContainerReport, **fields: object) -> Report:
 
 
 CHECKED = report(GOOD, BAD, HIDDEN, AGENT, IDLE, unseen=("container 0a1b of ml/lost, which has GPUs",))
+
+
+KEPT = BlockersReport(
+    node=NODE,
+    driver_version="580.95.05",
+    gpu=None,
+    keeps_loaded=(
+        Blocker(
+            kind=BlockerKind.POD,
+            name="ml/train",
+            what="has /dev/nvidia1, /dev/nvidiactl, /dev/nvidia-uvm and 1 more, open in pid 4711 /usr/bin/python3",
+            next=endings(Owner(kind=BlockerKind.POD, name="", namespace="ml", pod="train"), ()),
+            gpu_uuids=(make.uuid(1),),
+            nodes=("/dev/nvidia1", "/dev/nvidiactl", "/dev/nvidia-uvm", "/dev/nvidia-uvm-tools"),
+            libcuda=True,
+            processes=(BlockingProcess(4711, 12345, "/usr/bin/python3"),),
+            namespace="ml",
+            pod="train",
+            container_ids=("0a1b",),
+        ),
+        Blocker(
+            kind=BlockerKind.PERSISTENCE,
+            name="nvidia-persistenced.service",
+            what="has /dev/nvidia0, /dev/nvidia1, /dev/nvidiactl, open in pid 812 /usr/bin/nvidia-persistenced",
+            next=("systemctl stop nvidia-persistenced.service",),
+            unit="nvidia-persistenced.service",
+        ),
+        *module_blockers([LoadedModule("nvidia", 1)], {}, Console()),
+    ),
+    will_break=(
+        Blocker(
+            kind=BlockerKind.UNIT,
+            name="serve.service",
+            what="maps libcuda, pid 990 /opt/serve",
+            next=("systemctl stop serve.service",),
+        ),
+    ),
+    unload=("modprobe -r nvidia_uvm nvidia",),
+    unseen=("what 2 of 412 processes have open: be root on the host",),
+)
 
 
 POLICY = '[namespaces]\nallow = ["ml"]\n'

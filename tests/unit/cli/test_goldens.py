@@ -33,6 +33,7 @@ from tests.unit.cli.printed import (
     COMMANDS,
     GOLDENS,
     GRANTED,
+    KEPT,
     LOST,
     MIG,
     REPORT,
@@ -155,6 +156,7 @@ DOCUMENTS = {
     "status": json_text(node_in_trouble()),
     "status-watch": json_text(WatchLine(NOW, (LOST, GRANTED), node_in_trouble())),
     "verify": json_text(CHECKED),
+    "blockers": json_text(KEPT),
 }
 
 

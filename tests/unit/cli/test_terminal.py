@@ -14,6 +14,7 @@ from msgspec.structs import replace
 from rich.console import Console
 
 from nri_gpu.cli import terminal
+from nri_gpu.cli.blockers_command import blockers_page
 from nri_gpu.cli.page import Column, Grid, Line, Page, Tone, plain
 from nri_gpu.cli.render import Times, gpus_page, of_trouble
 from nri_gpu.cli.status_page import counted, status_page
@@ -36,6 +37,7 @@ from tests.unit.cli.printed import (
     COMMANDS,
     GOLDENS,
     GRANTED,
+    KEPT,
     LONG_POD,
     LOST,
     MIG,
@@ -55,6 +57,7 @@ def pages(*, piped: bool = False) -> dict[str, Page]:
         "watch": live_page(WatchMoment(NOW, ({}, node_in_trouble()), "", None, (LOST, GRANTED))),
         "gpus": gpus_page(load_topology(MIG)),
         "verify": verify_page(CHECKED, make.inventory()),
+        "blockers": blockers_page(KEPT),
     }
 
 

@@ -40,8 +40,8 @@ ADVICE = {
     "no nodes": (StartFailure(9, "nvmlInit: Driver Not Loaded (9)", "/x", "580.95.05"), "nvidia-modprobe -c 255"),
     "two versions": (
         StartFailure(18, "nvmlInit: mismatch (18)", "/x/libnvidia-ml.so.390.157", "570.195.03"),
-        "is 390.157 and the loaded kernel module is 570.195.03: stop what uses the GPUs and reload the nvidia modules, "
-        "or reboot the node",
+        "is 390.157 and the loaded kernel module is 570.195.03: end what `nri-gpu blockers` lists and reload the "
+        "nvidia modules, or reboot the node",
     ),
     "unknown versions": (
         StartFailure(18, "nvmlInit: mismatch (18)", "/x/libnvidia-ml.so.1", ""),

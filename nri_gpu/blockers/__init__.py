@@ -1,0 +1,1 @@
+"""Blockers: who keeps the driver loaded, who breaks when it is replaced, and what ends each."""
