@@ -10,8 +10,8 @@ from typing import Final
 from msgspec import Struct, field
 
 from nri_gpu.blockers.blocker import Blocker, BlockerKind, BlockingProcess, NodeGpu
-from nri_gpu.blockers.module_references import Console, LoadedModule, module_blockers
-from nri_gpu.blockers.owners import Containers, MpsProcess, Owner, endings, owner_of
+from nri_gpu.blockers.module_references import Console, DriverModule, module_blockers
+from nri_gpu.blockers.owners import BlockerOwner, Containers, MpsProcess, endings, owner_of
 from nri_gpu.domain.bounds import MODESET_MINOR
 from nri_gpu.domain.container import DeviceNumber
 from nri_gpu.domain.node import Majors
@@ -50,7 +50,7 @@ class SeenUsers(Struct, frozen=True, kw_only=True):
     files: Mapping[DeviceNumber, int] = {}
     mps: Mapping[int, MpsProcess] = {}
     manifests: Mapping[str, str] = {}
-    modules: tuple[LoadedModule, ...] = ()
+    modules: tuple[DriverModule, ...] = ()
     console: Console = Console()
 
 
@@ -152,12 +152,12 @@ def _in_order(found: Iterable[Blocker]) -> tuple[Blocker, ...]:
     return tuple(sorted(found, key=lambda each: order.index(each.kind)))
 
 
-def _users(seen: SeenUsers, numbers: DriverNumbers) -> Mapping[tuple[Owner, bool], _Holdings]:
+def _users(seen: SeenUsers, numbers: DriverNumbers) -> Mapping[tuple[BlockerOwner, bool], _Holdings]:
     """Return what each owner has, without those that have nothing of the driver.
 
     Processes that are ended one by one stand apart, as true, where they have no node open.
     """
-    containers, found = Containers(seen.bundles, seen.manifests), dict[tuple[Owner, bool], _Holdings]()
+    containers, found = Containers(seen.bundles, seen.manifests), dict[tuple[BlockerOwner, bool], _Holdings]()
     for bundle in containers.bundles.values():
         # A privileged container's spec has every node of the host: it counts for what its processes have open.
         nodes = () if bundle.spec.privileged else ((node.major, node.minor) for node in bundle.spec.nodes)
@@ -179,7 +179,7 @@ def _users(seen: SeenUsers, numbers: DriverNumbers) -> Mapping[tuple[Owner, bool
     return found
 
 
-def _blocker(owner: Owner, holdings: _Holdings, numbers: DriverNumbers) -> Blocker:
+def _blocker(owner: BlockerOwner, holdings: _Holdings, numbers: DriverNumbers) -> Blocker:
     held = sorted(holdings.numbers)
     gpus = (numbers.gpu(number) for number in held)
     nodes = tuple(numbers.node(number) for number in held)

@@ -18,7 +18,7 @@ DRAWING: Final = frozenset({"nvidia_drm", "nvidia_modeset"})  # which the kernel
 PER_FILE_MAX: Final = 3
 
 
-class LoadedModule(Struct, frozen=True):
+class DriverModule(Struct, frozen=True):
     """A module. holders: modules that use it. references: or None if the kernel does not count them."""
 
     name: str
@@ -32,7 +32,7 @@ class Console(Struct, frozen=True):
     files: tuple[str, ...] = ()
 
 
-def module_blockers(modules: Iterable[LoadedModule], files: Mapping[str, int], console: Console) -> Iterator[Blocker]:
+def module_blockers(modules: Iterable[DriverModule], files: Mapping[str, int], console: Console) -> Iterator[Blocker]:
     """Yield what else keeps the modules loaded. files: how often a node of a module is open.
 
     References that can be of open files count as those, so a lack shows once the files are closed.
@@ -73,7 +73,7 @@ def module_blockers(modules: Iterable[LoadedModule], files: Mapping[str, int], c
             )
 
 
-def unload_order(modules: Iterable[LoadedModule]) -> list[str]:
+def unload_order(modules: Iterable[DriverModule]) -> list[str]:
     """Return the modules, each after those that use it."""
     left, ordered = {each.name: {*each.holders} for each in modules}, list[str]()
     while left:

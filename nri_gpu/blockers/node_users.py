@@ -13,7 +13,7 @@ from msgspec import Struct
 
 from nri_gpu.blockers.blocker import NodeGpu
 from nri_gpu.blockers.driver_users import DriverNumbers, SeenUsers, driver_devices
-from nri_gpu.blockers.module_references import DRIVER, Console, LoadedModule
+from nri_gpu.blockers.module_references import DRIVER, Console, DriverModule
 from nri_gpu.blockers.owners import MpsProcess
 from nri_gpu.domain.errors import CommandError, InventoryError, UnseenError, cause_of
 from nri_gpu.domain.text import shown
@@ -44,7 +44,7 @@ _PIPE: Final = b"CUDA_MPS_PIPE_DIRECTORY="
 _DEFAULT_PIPE: Final = "/tmp/nvidia-mps"  # where NVIDIA's daemon has it
 
 
-class Seen(Struct, frozen=True):
+class SeenNode(Struct, frozen=True):
     """The result of a look. unseen: why there may be more. denied: for want of permission."""
 
     users: SeenUsers
@@ -60,7 +60,7 @@ class Scan(Protocol):
 
 async def look_at_users(
     folders: HostFolders, state_dir: Path, states: Iterable[Path] = (), *, scan: Scan = look_for
-) -> Seen:
+) -> SeenNode:
     """Look at the node. states: containerd's state folders, else the usual ones. Raises: InventoryError."""
     table = folders.proc / "devices"
     try:
@@ -89,7 +89,7 @@ async def look_at_users(
         console=_console(folders),
     )
     hidden = not extent.whole and os.geteuid() != 0
-    return Seen(users, (*unseen, *why), denied or hidden or bool(extent.closed))
+    return SeenNode(users, (*unseen, *why), denied or hidden or bool(extent.closed))
 
 
 def driven_gpus(folders: HostFolders) -> Iterator[NodeGpu]:
@@ -187,7 +187,7 @@ def _pod_names(path: Path) -> Iterator[str]:
                     yield name
 
 
-def loaded_modules(sysfs: Path) -> Iterator[LoadedModule]:
+def loaded_modules(sysfs: Path) -> Iterator[DriverModule]:
     """Yield the driver's modules that are loaded, and each that uses one of them."""
     left, met = [*MODULES], {*MODULES}
     while left and len(met) < HOLDERS_MAX:
@@ -198,7 +198,7 @@ def loaded_modules(sysfs: Path) -> Iterator[LoadedModule]:
         left += [each for each in holders if each not in met]
         met.update(holders)
         count = (text_of(folder / "refcnt") or "").strip()
-        yield LoadedModule(name, int(count) if count.isdecimal() else None, holders)
+        yield DriverModule(name, int(count) if count.isdecimal() else None, holders)
 
 
 def _console(folders: HostFolders) -> Console:
@@ -212,7 +212,7 @@ def _console(folders: HostFolders) -> Console:
     return Console(tuple(files))
 
 
-def unload_commands(modules: Iterable[LoadedModule]) -> tuple[str, ...]:
+def unload_commands(modules: Iterable[DriverModule]) -> tuple[str, ...]:
     """Return what unloads the driver's own modules once nobody uses them."""
     loaded = {each.name for each in modules}
     names = [name for name in DRIVER if name in loaded]

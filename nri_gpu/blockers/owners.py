@@ -46,7 +46,7 @@ class MpsProcess(Struct, frozen=True):
     pipe: str
 
 
-class Owner(Struct, frozen=True, kw_only=True):
+class BlockerOwner(Struct, frozen=True, kw_only=True):
     """A thing that is ended at once. name: for people. The rest says how it is ended, and is empty where unused."""
 
     kind: BlockerKind
@@ -77,21 +77,23 @@ class Containers:
             (self._paths[each] for each in prefixes if each in self._paths), None
         )
 
-    def owner(self, bundle: Bundle) -> Owner:
+    def owner(self, bundle: Bundle) -> BlockerOwner:
         """Return a container's pod, or itself."""
         if not bundle.pod_name:
             id_, namespace = _word(bundle.id), _word(bundle.namespace)
             stop = f"docker stop {id_}" if bundle.namespace == _DOCKER else f"ctr -n {namespace} task rm -f {id_}"
-            return Owner(kind=BlockerKind.CONTAINER, name=f"{bundle.pod} {bundle.name}", stop=(stop,))
+            return BlockerOwner(kind=BlockerKind.CONTAINER, name=f"{bundle.pod} {bundle.name}", stop=(stop,))
         namespace, name = bundle.pod_namespace, bundle.pod_name
         if bundle.static:
             known = sorted((each for each in self._manifests if name.startswith(f"{each}-")), key=len)
             manifest = self._manifests[known[-1]] if known else ""
-            return Owner(kind=BlockerKind.STATIC_POD, name=bundle.pod, namespace=namespace, pod=name, manifest=manifest)
-        return Owner(kind=BlockerKind.POD, name=bundle.pod, namespace=namespace, pod=name)
+            return BlockerOwner(
+                kind=BlockerKind.STATIC_POD, name=bundle.pod, namespace=namespace, pod=name, manifest=manifest
+            )
+        return BlockerOwner(kind=BlockerKind.POD, name=bundle.pod, namespace=namespace, pod=name)
 
 
-def owner_of(use: Use, containers: Containers, mps: Mapping[int, MpsProcess]) -> Owner:
+def owner_of(use: Use, containers: Containers, mps: Mapping[int, MpsProcess]) -> BlockerOwner:
     """Return what a process belongs to: a container first, then what is known of its program, then its unit."""
     if id_ := containers.id_of(use):
         bundle = containers.bundles.get(id_)
@@ -100,22 +102,24 @@ def owner_of(use: Use, containers: Containers, mps: Mapping[int, MpsProcess]) ->
     kind, unit = _PROGRAMS.get(program), _unit(use.cgroups)
     if kind is BlockerKind.MPS and (daemon := mps.get(use.pid)) and (unit in ("", OUR_UNIT)):
         stop = f"echo quit | CUDA_MPS_PIPE_DIRECTORY={_word(daemon.pipe)} {CONTROL}"
-        return Owner(kind=kind, name=f"with pid {daemon.daemon}", stop=(stop,))
+        return BlockerOwner(kind=kind, name=f"with pid {daemon.daemon}", stop=(stop,))
     if unit:
-        return Owner(kind=kind or BlockerKind.UNIT, name=_shown(unit), unit=unit)
+        return BlockerOwner(kind=kind or BlockerKind.UNIT, name=_shown(unit), unit=unit)
     name = next(_sessions(use.cgroups), "") if kind is None else program
     apart = () if name else use.cgroups
-    return Owner(kind=kind or BlockerKind.PROCESS, name=name or _shown(use.program), cgroups=apart)
+    return BlockerOwner(kind=kind or BlockerKind.PROCESS, name=name or _shown(use.program), cgroups=apart)
 
 
-def _unknown_container(use: Use, id_: ContainerId) -> Owner:
+def _unknown_container(use: Use, id_: ContainerId) -> BlockerOwner:
     """Return a container of Podman, CRI-O or another runtime than containerd; a user's is ended by its processes."""
     parts = [part for path in use.cgroups for part in path.split("/")]
     words = (word for word in _ENGINES if any(part == word or part.startswith(f"{word}-") for part in parts))
     stop = _ENGINES.get(next(words, ""), ())
     user = next(_sessions(use.cgroups), "")
     name = f"{id_[:12]} of {user}" if user else id_[:12]
-    return Owner(kind=BlockerKind.CONTAINER, name=name, stop=() if user else tuple(each.format(id_) for each in stop))
+    return BlockerOwner(
+        kind=BlockerKind.CONTAINER, name=name, stop=() if user else tuple(each.format(id_) for each in stop)
+    )
 
 
 def _unit(cgroups: Iterable[str]) -> str:
@@ -139,7 +143,7 @@ def _sessions(cgroups: Iterable[str]) -> Iterator[str]:
                 yield f"session {_shown(session)} of {name}" if session else name
 
 
-def endings(owner: Owner, processes: Iterable[Use]) -> tuple[str, ...]:
+def endings(owner: BlockerOwner, processes: Iterable[Use]) -> tuple[str, ...]:
     """Return the lines that end it: commands to copy, and what to know beside them."""
     found = tuple(processes)
     stuck = [str(use.pid) for use in found if use.waits]
@@ -149,7 +153,7 @@ def endings(owner: Owner, processes: Iterable[Use]) -> tuple[str, ...]:
     return (*_commands(owner, found), *more)
 
 
-def _commands(owner: Owner, processes: tuple[Use, ...]) -> Iterator[str]:
+def _commands(owner: BlockerOwner, processes: tuple[Use, ...]) -> Iterator[str]:
     if owner.kind is BlockerKind.POD:
         namespace, pod = f"-n {_word(owner.namespace)}", f"pod {_word(owner.pod)}"
         yield f"kubectl {namespace} get {pod} -o jsonpath='{{.metadata.ownerReferences}}'"

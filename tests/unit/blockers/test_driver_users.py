@@ -11,7 +11,7 @@ from msgspec.structs import replace
 
 from nri_gpu.blockers.blocker import Blocker, NodeGpu
 from nri_gpu.blockers.driver_users import SeenUsers, blockers, driver_devices
-from nri_gpu.blockers.module_references import LoadedModule
+from nri_gpu.blockers.module_references import DriverModule
 from nri_gpu.blockers.owners import PIDS_MAX, MpsProcess
 from nri_gpu.stray.uses import Use
 from nri_gpu.verify.oci_bundles import Bundle
@@ -267,9 +267,9 @@ NOBODY: Final[Mapping[str, SeenUsers]] = {
     "a pod that mounts other libraries": SeenUsers(bundles=(bundle(mounts=("/usr/lib/libc.so.6",), of=POD),)),
     "references that open files explain": SeenUsers(
         files={GPU_0: 1, UVM: 1, CARD_0: 1, (195, 254): 1, INTEL: 9},
-        modules=tuple(LoadedModule(each, 1) for each in ("nvidia", "nvidia_uvm", "nvidia_drm", "nvidia_modeset")),
+        modules=tuple(DriverModule(each, 1) for each in ("nvidia", "nvidia_uvm", "nvidia_drm", "nvidia_modeset")),
     ),
-    "modules that nobody else uses": SeenUsers(modules=(LoadedModule("nvidia", 1, ("nvidia_uvm",)),)),
+    "modules that nobody else uses": SeenUsers(modules=(DriverModule("nvidia", 1, ("nvidia_uvm",)),)),
 }
 
 
@@ -287,7 +287,7 @@ def everybody() -> SeenUsers:
         processes=tuple(
             replace(each, pid=number) for number, one in enumerate(seen) for each in one.processes if not one.bundles
         ),
-        modules=(LoadedModule("nvidia", 99, ("gdrdrv",)), LoadedModule("gdrdrv", 0)),
+        modules=(DriverModule("nvidia", 99, ("gdrdrv",)), DriverModule("gdrdrv", 0)),
     )
 
 

@@ -8,21 +8,21 @@ from typing import Final
 import pytest
 from msgspec import Struct
 
-from nri_gpu.blockers.module_references import PER_FILE_MAX, Console, LoadedModule, module_blockers, unload_order
+from nri_gpu.blockers.module_references import PER_FILE_MAX, Console, DriverModule, module_blockers, unload_order
 
-UVM, DRM = LoadedModule("nvidia_uvm", 0), LoadedModule("nvidia_drm", 0)
-MODESET: Final = LoadedModule("nvidia_modeset", 1, ("nvidia_drm",))
+UVM, DRM = DriverModule("nvidia_uvm", 0), DriverModule("nvidia_drm", 0)
+MODESET: Final = DriverModule("nvidia_modeset", 1, ("nvidia_drm",))
 FRAMEBUFFER: Final = Console(("/sys/class/vtconsole/vtcon1/bind",))
 
 
-def nvidia(references: int | None, *more: str) -> LoadedModule:
-    return LoadedModule("nvidia", references, ("nvidia_modeset", "nvidia_uvm", *more))
+def nvidia(references: int | None, *more: str) -> DriverModule:
+    return DriverModule("nvidia", references, ("nvidia_modeset", "nvidia_uvm", *more))
 
 
 class Case(Struct, frozen=True):
     """Modules, open files of each, and the lines that are said."""
 
-    modules: tuple[LoadedModule, ...]
+    modules: tuple[DriverModule, ...]
     lines: tuple[str, ...]
     files: Mapping[str, int] = {}
     console: Console = Console()
@@ -40,8 +40,8 @@ CASES: Final[Mapping[str, Case]] = {
     "GPUDirect's": Case(
         (
             nvidia(5, "gdrdrv", "nvidia_fs", "nvidia_peermem"),
-            *(LoadedModule(each, 0) for each in ("nvidia_fs", "gdrdrv")),
-            LoadedModule("nvidia_peermem", 2),
+            *(DriverModule(each, 0) for each in ("nvidia_fs", "gdrdrv")),
+            DriverModule("nvidia_peermem", 2),
         ),
         (
             "module gdrdrv: uses nvidia",
@@ -50,13 +50,13 @@ CASES: Final[Mapping[str, Case]] = {
         ),
     ),
     "the console's": Case(
-        (nvidia(2), UVM, LoadedModule("nvidia_modeset", 2, ("nvidia_drm",)), LoadedModule("nvidia_drm", 2)),
+        (nvidia(2), UVM, DriverModule("nvidia_modeset", 2, ("nvidia_drm",)), DriverModule("nvidia_drm", 2)),
         ("console of the kernel: is on the framebuffer of nvidia_drm, nvidia_modeset",),
         console=FRAMEBUFFER,
     ),
     "a console that has none": Case((nvidia(2), UVM, MODESET, DRM), (), console=FRAMEBUFFER),
     "a graphical one without a console": Case(
-        (nvidia(2), UVM, MODESET, LoadedModule("nvidia_drm", 1)),
+        (nvidia(2), UVM, MODESET, DriverModule("nvidia_drm", 1)),
         ("references to nvidia_drm: 1 reference not explained",),
     ),
 }
@@ -70,6 +70,6 @@ def test_what_has_references(case: Case) -> None:
 
 
 def test_modules_are_unloaded_after_what_uses_them() -> None:
-    odd = (LoadedModule("a", 1, ("b",)), LoadedModule("b", 1, ("a",)))
-    modules = (nvidia(3, "nvidia_fs"), MODESET, DRM, UVM, LoadedModule("nvidia_fs", 0), *odd)
+    odd = (DriverModule("a", 1, ("b",)), DriverModule("b", 1, ("a",)))
+    modules = (nvidia(3, "nvidia_fs"), MODESET, DRM, UVM, DriverModule("nvidia_fs", 0), *odd)
     assert unload_order(modules) == ["nvidia_fs", "nvidia_uvm", "nvidia_drm", "nvidia_modeset", "nvidia", "a", "b"]

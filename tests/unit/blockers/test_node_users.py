@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from nri_gpu.blockers.module_references import LoadedModule
-from nri_gpu.blockers.node_users import Seen, driven_gpus, loaded_modules, look_at_users, unload_commands
+from nri_gpu.blockers.module_references import DriverModule
+from nri_gpu.blockers.node_users import SeenNode, driven_gpus, loaded_modules, look_at_users, unload_commands
 from nri_gpu.domain.errors import InventoryError
 from nri_gpu.stray.stray_controller import Look, look_for
 from nri_gpu.stray.uses import Extent
@@ -30,7 +30,7 @@ def host(tmp_path: Path) -> HostTree:
     return tree
 
 
-def looked(host: HostTree, *states: Path) -> Seen:
+def looked(host: HostTree, *states: Path) -> SeenNode:
     return asyncio.run(look_at_users(host.places, host.base / "run/nri-gpu", states))
 
 
@@ -60,9 +60,9 @@ def test_devices_modules_and_console(host: HostTree) -> None:
     seen = looked(host).users
     assert seen.devices["nvidia"] == {NVIDIA}
     assert {*seen.modules} == {
-        LoadedModule("nvidia", 3, ("gdrdrv", "nvidia_uvm")),
-        LoadedModule("nvidia_uvm", None),
-        LoadedModule("gdrdrv", None),
+        DriverModule("nvidia", 3, ("gdrdrv", "nvidia_uvm")),
+        DriverModule("nvidia_uvm", None),
+        DriverModule("gdrdrv", None),
     }
     assert seen.console.files == ("/sys/class/vtconsole/vtcon1/bind",)
     assert unload_commands(seen.modules) == ("modprobe -r nvidia_uvm nvidia",)

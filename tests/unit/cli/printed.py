@@ -10,8 +10,8 @@ from msgspec import Struct, to_builtins
 from msgspec.structs import replace
 
 from nri_gpu.blockers.blocker import Blocker, BlockerKind, BlockersReport, BlockingProcess
-from nri_gpu.blockers.module_references import Console, LoadedModule, module_blockers
-from nri_gpu.blockers.owners import Owner, endings
+from nri_gpu.blockers.module_references import Console, DriverModule, module_blockers
+from nri_gpu.blockers.owners import BlockerOwner, endings
 from nri_gpu.daemon.answers import (
     DaemonStatus,
     GpuUsage,
@@ -186,7 +186,7 @@ KEPT = BlockersReport(
             kind=BlockerKind.POD,
             name="ml/train",
             what="has /dev/nvidia1, /dev/nvidiactl, /dev/nvidia-uvm and 1 more, open in pid 4711 /usr/bin/python3",
-            next=endings(Owner(kind=BlockerKind.POD, name="", namespace="ml", pod="train"), ()),
+            next=endings(BlockerOwner(kind=BlockerKind.POD, name="", namespace="ml", pod="train"), ()),
             gpu_uuids=(make.uuid(1),),
             nodes=("/dev/nvidia1", "/dev/nvidiactl", "/dev/nvidia-uvm", "/dev/nvidia-uvm-tools"),
             libcuda=True,
@@ -202,7 +202,7 @@ KEPT = BlockersReport(
             next=("systemctl stop nvidia-persistenced.service",),
             unit="nvidia-persistenced.service",
         ),
-        *module_blockers([LoadedModule("nvidia", 1)], {}, Console()),
+        *module_blockers([DriverModule("nvidia", 1)], {}, Console()),
     ),
     will_break=(
         Blocker(
