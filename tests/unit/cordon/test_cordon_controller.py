@@ -112,7 +112,7 @@ async def test_what_is_kept_nowhere_is_not_done(tmp_path: Path) -> None:
     daemon = Daemon("nothing is kept on this node")
     assert await daemon.cordon() == (await daemon.controller.uncordon("0")).fault == "nothing is kept on this node"
     daemon = Daemon(tmp_path / "gone")
-    assert "cannot be written: No such file" in await daemon.cordon()
+    assert "cannot be written: no such file" in await daemon.cordon()
     assert daemon.why() == ["", ""]
     (tmp_path / "gone").mkdir()
     assert await daemon.cordon() == ""
