@@ -9,6 +9,7 @@ import sys
 import termios
 from collections.abc import AsyncIterator, Callable
 from contextvars import Context
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +24,7 @@ from nri_gpu.ledger.ledger import GrantPhase, Ledger
 from nri_gpu.policy.model import DriverCapabilities, EnvironmentSettings, Policy
 from nri_gpu.records.audit import FILE, GRANTS_AT_ONCE, OLD_FILE, WAITING_MAX, AuditLog
 from nri_gpu.records.audit_limits import POD_SHARE, RECORD_MAX
-from nri_gpu.records.audit_records import Compared, PassedOver
+from nri_gpu.records.audit_records import Compared, PassedOver, Replay, changed_record
 from nri_gpu.system.state import NodeState
 from tests.support import builders as make
 from tests.support.ledgers import decided, prepared, unprepared
@@ -382,6 +383,17 @@ async def test_each_change_of_the_ledger_says_when(tmp_path: Path) -> None:
     ledgers = [each for each in records(tmp_path / FILE) if each["kind"] in ("changed", "ledger")]
     assert [each["at_s"] for each in ledgers] == [1_800_000_000.0] * 4
     assert replayed(tmp_path / FILE) == 1
+
+
+def test_a_replay_knows_who_is_being_looked_for() -> None:
+    ledger = make.ledger(make.entry(0))
+    looked_for = replace(ledger, unsought=dict.fromkeys(ledger.entries, 5.0))
+    replay = Replay(lambda *_: Policy())
+    for before, after in pairwise((Ledger(), looked_for, ledger)):
+        record = changed_record(before, after, 0.0)
+        assert record
+        replay.take(record)
+        assert replay.ledger.unsought == after.unsought
 
 
 async def test_a_file_begins_with_a_record_and_one_cut_short_goes_on_with_a_new_line(tmp_path: Path) -> None:
