@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 import asyncio
 from collections.abc import Iterable, Iterator
-from contextlib import suppress
 from pathlib import Path
 from typing import Final
 
@@ -15,7 +14,7 @@ from nri_gpu.blockers.node_users import look_at_users, unload_commands
 from nri_gpu.cli.page import Line, Tone
 from nri_gpu.cli.render import answer, lines
 from nri_gpu.domain.errors import CommandError, Exit
-from nri_gpu.domain.gpu import parse_bus_id
+from nri_gpu.domain.gpu import gpu_names
 from nri_gpu.domain.names import DEFAULT_STATE
 from nri_gpu.domain.text import counted, listed, shown
 from nri_gpu.host.kernel_view import HostFolders
@@ -65,9 +64,7 @@ async def _look(args: argparse.Namespace) -> BlockersReport:
 
 def gpu_named(word: str, gpus: Iterable[NodeGpu]) -> NodeGpu:
     """Return the GPU with that index, UUID or PCI address. Raises: CommandError."""
-    names, every = {word}, tuple(gpus)
-    with suppress(ValueError):
-        names.add(parse_bus_id(word))
+    names, every = gpu_names(word), tuple(gpus)
     found = next((gpu for gpu in every if not names.isdisjoint({str(gpu.index), gpu.uuid, gpu.pci_bus_id})), None)
     if found is None:
         known = listed((f"{gpu.index} ({gpu.pci_bus_id})" for gpu in every), 16) or "none"

@@ -9,7 +9,7 @@ from pathlib import Path
 from msgspec import convert
 
 from nri_gpu.cli.ask_daemon import answer_of
-from nri_gpu.cordon.cordon_controller import BAD_TEXT, BY_MAX, NO_GPU, command, text_fault
+from nri_gpu.cordon.cordon_controller import BAD_TEXT, BY_MAX, NO_GPU, command, is_bad_text
 from nri_gpu.daemon.answers import CordonAnswer
 from nri_gpu.domain.errors import CommandError, Exit
 from nri_gpu.domain.names import DEFAULT_STATE
@@ -17,7 +17,7 @@ from nri_gpu.domain.names import DEFAULT_STATE
 
 def run(args: argparse.Namespace) -> int:
     """Tell the daemon. Return 1 if nothing changed, 69 if the daemon cannot be asked, 77 without permission."""
-    if text_fault(args.why):
+    if is_bad_text(args.why):
         raise CommandError(Exit.USAGE, f"--why: {BAD_TEXT}")
     words = command(gpu_of(args), args.why, who(), until_reset=args.until_reset)
     answer = tell(args, f"cordon {words}")
@@ -40,12 +40,12 @@ def tell(args: argparse.Namespace, line: str) -> CordonAnswer:
 def who() -> str:
     """Return who is root here, as far as sudo says."""
     name = os.environ.get("SUDO_USER", "")
-    return "root" if " " in name or text_fault(name, BY_MAX) else name
+    return "root" if " " in name or is_bad_text(name, BY_MAX) else name
 
 
 def gpu_of(args: argparse.Namespace) -> str:
     """Return the GPU's name. Raises: CommandError: no GPU has such a name."""
     word: str = args.gpu
-    if text_fault(word, BY_MAX) or " " in word:
+    if is_bad_text(word, BY_MAX) or " " in word:
         raise CommandError(Exit.FINDING, f"{word!r} is no GPU: {NO_GPU}")
     return word

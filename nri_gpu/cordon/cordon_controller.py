@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Callable, Mapping
-from contextlib import suppress
 from itertools import chain
 from pathlib import Path
 from typing import Final
@@ -18,7 +17,7 @@ from nri_gpu.cordon.cordon_file import CordonError, CordonRecord, Records, cordo
 from nri_gpu.decision.cordoned import devices_among, given_after, given_now
 from nri_gpu.decision.refusals import why_not
 from nri_gpu.domain.errors import cause_of
-from nri_gpu.domain.gpu import Gpu, GpuUuid, parse_bus_id
+from nri_gpu.domain.gpu import Gpu, GpuUuid, gpu_names
 from nri_gpu.domain.node import Inventory
 from nri_gpu.health.resets import AwaitedReset
 from nri_gpu.ledger.ledger import without
@@ -118,7 +117,7 @@ class CordonController:
     async def cordon(self, line: str) -> CommandOutcome:
         """Take a GPU out of use: `GPU WORD BY WHY`, as `command` makes it."""
         word, until, by, why = (*line.split(" ", 3), "", "", "", "")[:4]
-        if text_fault(why) or until not in (UNTIL_RESET, UNTIL_ROOT) or text_fault(by, BY_MAX):
+        if is_bad_text(why) or until not in (UNTIL_RESET, UNTIL_ROOT) or is_bad_text(by, BY_MAX):
             return CommandOutcome(fault=BAD_TEXT)
         async with self._turn:
             gpu = self._find(word)
@@ -224,10 +223,7 @@ class CordonController:
         return self.fault or (self._folder if isinstance(self._folder, str) else "")
 
     def _find(self, word: str) -> Gpu | None:
-        names = {word}
-        with suppress(ValueError):
-            names.add(parse_bus_id(word))
-        gpus = self._node_state.node.gpus
+        names, gpus = gpu_names(word), self._node_state.node.gpus
         return next((gpu for gpu in gpus if not names.isdisjoint({gpu.uuid, gpu.place, gpu.pci_bus_id})), None)
 
     def _end(self, uuid: GpuUuid, why: str) -> None:
@@ -255,6 +251,6 @@ def command(gpu: str, why: str, by: str, *, until_reset: bool) -> str:
     return f"{gpu} {UNTIL_RESET if until_reset else UNTIL_ROOT} {by} {why}"
 
 
-def text_fault(text: str, most: int = WHY_MAX) -> bool:
+def is_bad_text(text: str, most: int = WHY_MAX) -> bool:
     """Return whether a text is empty, too long, or not of printable ASCII."""
     return not (text.strip() and len(text) <= most and text.isascii() and text.isprintable())

@@ -59,7 +59,7 @@ from nri_gpu.records.policy_file import PolicyFile, first_policy
 from nri_gpu.records.policy_reload import PolicyReload, PolicyWatch
 from nri_gpu.records.recorder import StateRecorder
 from nri_gpu.records.state_folder import StateFolder
-from nri_gpu.records.usage_lines import HeldDevice, device_of, now
+from nri_gpu.records.usage_lines import device_named, devices_of, now
 from nri_gpu.records.usage_log import UsageLog
 from nri_gpu.stray.stray_controller import StrayController
 from nri_gpu.system.cgroups import ContainerCgroups, mounts_of
@@ -451,8 +451,7 @@ class Daemon:
         if self._audit:
             self._audit.cordoned(uuid, record.by, record.why, ended)
         if self._usage:
-            units = {unit.uuid: device_of(unit) for unit in self._state.node.inventory.units}
-            device = units.get(uuid) or HeldDevice(uuid=uuid, gpu_uuid=uuid)
+            device = device_named(uuid, devices_of(self._state.node.inventory))
             self._usage.cordoned(device, record.by, record.why, record.at_s, ended)
 
     def _note_policy(self) -> None:

@@ -45,6 +45,14 @@ def parse_bus_id(text: str) -> PciBusId:
     return spelled(bounds.BUS_ID.parse(text.lower()))
 
 
+def gpu_names(word: str) -> frozenset[str]:
+    """Return what a word for a GPU may be: its UUID or index, and its PCI address in our spelling."""
+    try:
+        return frozenset({word, parse_bus_id(word)})
+    except ValueError:
+        return frozenset({word})
+
+
 class Capability(StrEnum):
     """Parts of the driver that a container asks for, in the words of NVIDIA_DRIVER_CAPABILITIES."""
 

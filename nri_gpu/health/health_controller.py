@@ -6,13 +6,12 @@ import asyncio
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import suppress
 from functools import partial
 from pathlib import Path
 
 from loguru import logger
 
-from nri_gpu.domain.gpu import Gpu, GpuUuid, PciBusId, parse_bus_id
+from nri_gpu.domain.gpu import Gpu, GpuUuid, PciBusId, gpu_names
 from nri_gpu.domain.health import EventType, GpuEvent, HealthNotes, HealthState, ScriptedEvent
 from nri_gpu.domain.node import Inventory
 from nri_gpu.health.affected import Stops, holders_of
@@ -160,9 +159,7 @@ class HealthController:
 
         word: its UUID, index or bus id.
         """
-        names = {word}
-        with suppress(ValueError):
-            names.add(parse_bus_id(word))
+        names = gpu_names(word)
         for uuid, record in self._health.records.items():
             if uuid.startswith(WHOLE) and not names.isdisjoint({uuid, record.place, record.bus_id}):
                 due = reset_text(record)

@@ -16,7 +16,7 @@ from nri_gpu.domain.container import ContainerId
 from nri_gpu.domain.node import Inventory
 from nri_gpu.ledger.holds import End, Hold, HoldKey, HoldWay, holds_of, why_ended
 from nri_gpu.ledger.ledger import Ledger
-from nri_gpu.records.usage_lines import Begun, HeldDevice, LogMoment, begun_line, device_of, hold_id
+from nri_gpu.records.usage_lines import Begun, HeldDevice, LogMoment, begun_line, devices_of, hold_id
 from nri_gpu.records.usage_log import UsageLog
 from nri_gpu.records.usage_sums import Sums
 from nri_gpu.system.state import Changed, NodeState
@@ -97,7 +97,7 @@ class HoldsFollower:
         fresh = [*(begun if self._listed else self._holds.values())]
         if fresh and commit.inventory is not self._inventory:
             self._inventory = commit.inventory
-            self._devices = {unit.uuid: device_of(unit) for unit in commit.inventory.units}
+            self._devices = devices_of(commit.inventory)
         lines = [begun_line(each, self._devices, self._since[each.key], self._boot, commit.now) for each in fresh]
         for line in lines:
             devices = {each.uuid: (each.share, self._account(line, each.model)) for each in line.devices}
@@ -114,9 +114,10 @@ class HoldsFollower:
 
     def _end(self, ended: list[tuple[Hold, End]], now: LogMoment) -> None:
         for hold, why in ended:
-            self._sums.ended(hold_id(hold), now)
+            id_ = hold_id(hold)
+            self._sums.ended(id_, now)
             if self._record and self._listed:
-                self._record.ended(hold_id(hold), why, now)
+                self._record.ended(id_, why, now)
             _log_released(hold, why, now.mono_s - self._since.pop(hold.key))
 
     def _account(self, line: Begun, model: str) -> Account | None:

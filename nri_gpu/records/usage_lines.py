@@ -16,7 +16,8 @@ from typing import Annotated, Final
 from msgspec import Meta, Struct
 from msgspec.json import Decoder, encode
 
-from nri_gpu.domain.gpu import MigPart, Unit, compute_share, whole
+from nri_gpu.domain.gpu import GpuUuid, MigPart, Unit, compute_share, whole
+from nri_gpu.domain.node import Inventory
 from nri_gpu.ledger.holds import End, Hold, HoldWay
 
 SCHEMA: Final = "nri-gpu/usage-log/v1"
@@ -124,7 +125,7 @@ def begun_line(hold: Hold, devices: Mapping[str, HeldDevice], since_s: float, bo
         mono_s=now.mono_s,
         hold=hold_id(hold),
         since_s=since_s,
-        devices=tuple(devices.get(uuid) or HeldDevice(uuid=uuid, gpu_uuid=uuid) for uuid in hold.uuids),
+        devices=tuple(device_named(uuid, devices) for uuid in hold.uuids),
         way=hold.way,
         mode=hold.mode,
         namespace=hold.namespace,
@@ -134,6 +135,16 @@ def begun_line(hold: Hold, devices: Mapping[str, HeldDevice], since_s: float, bo
         claim=hold.claim,
         part=hold.part,
     )
+
+
+def device_named(uuid: GpuUuid, devices: Mapping[str, HeldDevice]) -> HeldDevice:
+    """Return the device with that UUID, or one of which nothing more is known."""
+    return devices.get(uuid) or HeldDevice(uuid=uuid, gpu_uuid=uuid)
+
+
+def devices_of(inventory: Inventory) -> Mapping[str, HeldDevice]:
+    """Return a node's devices by UUID."""
+    return {unit.uuid: device_of(unit) for unit in inventory.units}
 
 
 def device_of(unit: Unit) -> HeldDevice:

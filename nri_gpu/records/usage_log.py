@@ -74,7 +74,7 @@ class UsageLog:
         self._now = now
         self._keep_s = keep_days * DAY_S
         self._keep_bytes = keep_mib << 20
-        self._batches = Batches[_Note](self._write, "usage", delay_s)
+        self._batches = Batches[_Note](self._write, "nri-gpu-usage", delay_s)
         self.written = self._batches.written
         self._holds = dict[str, Begun]()  # that are open, by what was noted
         # What follows is the thread's.
