@@ -64,8 +64,10 @@ class NodeStatus(Struct, frozen=True, kw_only=True):
     """The node. inventory_age_s: seconds since NVML confirmed it. inventory_confirmed: not by an earlier daemon.
 
     name: in Kubernetes, else the host's; empty from an older daemon. refresh_s: seconds between two queries of NVML.
+    observed: an observer answers, which grants nothing.
     """
 
+    observed: bool = False
     name: str = ""
     driver_version: str
     driver_generation: str
@@ -285,6 +287,7 @@ class ExternalStatus(Struct, frozen=True, kw_only=True):
 
     gpu_uuids: those that it keeps from others. watched: those that it keeps from nobody, since it is a monitor.
     prepared: the device of NVIDIA's DRA driver by which it will open them, while no container does; else empty.
+    by: who gave them to it, where an observer knows; else empty.
     """
 
     pod: str
@@ -293,6 +296,7 @@ class ExternalStatus(Struct, frozen=True, kw_only=True):
     gpu_uuids: tuple[str, ...]
     watched: tuple[str, ...]
     prepared: str = ""
+    by: str = ""
 
 
 class ReleasingStatus(Struct, frozen=True):
@@ -382,6 +386,60 @@ class ConflictStatus(Struct, frozen=True, kw_only=True):
     holders: tuple[str, ...]
 
 
+class ObservedFinding(Struct, frozen=True, kw_only=True):
+    """A finding of an observer. kind: of `FindingKind`. message: who, what, and what to do.
+
+    namespace, pod, container: empty where it is of no single container. since_s: when it was first found.
+    """
+
+    kind: str
+    message: str
+    gpu_uuids: tuple[str, ...] = ()
+    namespace: str = ""
+    pod: str = ""
+    container: str = ""
+    since_s: float | None = None
+
+
+class AllocationStatus(Struct, frozen=True, kw_only=True):
+    """A GPU or MIG device that was given to a container, as an observer knows it.
+
+    gpu_uuid: or empty for a device of no GPU known here, which is then named by `device`. by: who gave it. asked: what
+    its NVIDIA_VISIBLE_DEVICES says, which gives nothing. shared: of how many replicas it is one; 0 where it is whole.
+    opened: whether one of its processes has it open now; None where that was not seen. last_opened_s: when one was last
+    seen to. unseen: why a part is not known.
+    """
+
+    gpu_uuid: str
+    device: str = ""
+    namespace: str = ""
+    pod: str = ""
+    container: str = ""
+    container_id: str = ""
+    runtime: str = ""
+    by: str = ""
+    claim: str = ""
+    asked: str = ""
+    shared: int = 0
+    opened: bool | None = None
+    last_opened_s: float | None = None
+    unseen: str = ""
+
+
+class ObserverStatus(Struct, frozen=True, kw_only=True):
+    """The observer's own state. looked_s: when it last looked at containers and processes; kubelet_s: at the kubelet.
+
+    unseen: what it cannot see, a sentence each. waits: why it shows nothing, such as a daemon on this node.
+    """
+
+    looked_s: float | None = None
+    kubelet_s: float | None = None
+    kubelet: bool = False
+    unseen: tuple[str, ...] = ()
+    allocations: tuple[AllocationStatus, ...] = ()
+    findings: tuple[ObservedFinding, ...] = ()
+
+
 class DaemonStatus(Struct, frozen=True, kw_only=True, tag_field="schema", tag="nri-gpu/status/v1"):
     """The answer to `status`. gone: holders of GPUs that are gone. transitions: since the daemon began.
 
@@ -389,6 +447,7 @@ class DaemonStatus(Struct, frozen=True, kw_only=True, tag_field="schema", tag="n
     refusals: the last, in their order. lost: containers that are over for the runtime and have processes.
     external: containers that open GPUs which nri-gpu did not grant them. unkilled: processes of the daemon.
     cordon_fault: why it cannot tell which GPUs root took out of use, so that nothing new is granted; or empty.
+    observer: where an observer answers in place of a daemon.
     """
 
     runtime: RuntimeConnection
@@ -413,6 +472,7 @@ class DaemonStatus(Struct, frozen=True, kw_only=True, tag_field="schema", tag="n
     sampling: SamplingStatus = SamplingStatus()
     record: RecordStatus = RecordStatus()
     cordon_fault: str = ""
+    observer: ObserverStatus | None = None
 
 
 class ProcessStatus(Struct, frozen=True, kw_only=True):

@@ -71,6 +71,7 @@ class View(Struct, frozen=True, kw_only=True):
     health_transitions: Mapping[HealthState, int] = {}  # how often a GPU came into each state
     cordons: Mapping[GpuUuid, answers.CordonStatus] = {}  # GPUs that root took out of use
     cordon_fault: str = ""  # why nobody can tell which, or empty
+    observer: answers.ObserverStatus | None = None  # in an observer
     xids: Mapping[tuple[str, ActionClass], int] = {}  # how often which came, by GPU and class of the catalogue's action
 
     @property
@@ -93,6 +94,7 @@ def status_of(view: View) -> answers.DaemonStatus:
     return answers.DaemonStatus(
         runtime=view.connection,
         node=answers.NodeStatus(
+            observed=view.observer is not None,
             name=view.node_name,
             driver_version=inventory.driver_version,
             driver_generation=node.generation,
@@ -135,6 +137,7 @@ def status_of(view: View) -> answers.DaemonStatus:
         sampling=sampling_of(view.usages),
         record=view.record,
         cordon_fault=view.cordon_fault,
+        observer=view.observer,
     )
 
 
@@ -175,6 +178,7 @@ def _external(container: ExternalAllocation) -> answers.ExternalStatus:
         gpu_uuids=tuple(sorted(container.held)),
         watched=tuple(sorted(container.watched)),
         prepared=container.device,
+        by=container.by,
     )
 
 

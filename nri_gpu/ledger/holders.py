@@ -94,6 +94,7 @@ class ExternalAllocation(Recorded, frozen=True):
     watched: frozenset[GpuUuid] = frozenset()  # of `uuids`, opened but not held: its pod is a monitor
     regained: frozenset[GpuUuid] = frozenset()  # of `uuids`, held again: its pod was a monitor
     device: str = ""  # that was prepared for it; empty for a container that exists
+    by: str = ""  # who gave them to it, where an observer knows; empty in a daemon
 
     @property
     def held(self) -> frozenset[GpuUuid]:

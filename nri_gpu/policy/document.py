@@ -112,8 +112,9 @@ def _of_table(kind: types.StructType, raw: object, path: str) -> Iterator[tuple[
         if key in known:
             yield from faults(known[key].type, value, below)
         else:
-            what = "section" if not path and isinstance(value, Mapping | list) else "key"
-            yield below, f"unknown {what}{_elsewhere(key, path) or known_words(key, known)}"
+            section = not path and isinstance(value, Mapping | list)
+            words = known_words(key, (*SECTIONS, *LISTS) if section else known)
+            yield below, f"unknown {'section' if section else 'key'}{_elsewhere(key, path) or words}"
     for key, field in known.items():
         if field.required and key not in raw:
             assert isinstance(field.type, types.Metadata)

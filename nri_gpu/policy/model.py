@@ -34,6 +34,7 @@ from nri_gpu.policy.health_settings import HealthSettings
 from nri_gpu.policy.kubelet_settings import KubeletSettings
 from nri_gpu.policy.metrics_settings import MetricsSettings
 from nri_gpu.policy.mps_settings import MpsSettings
+from nri_gpu.policy.observe_settings import ObserveSettings
 from nri_gpu.policy.plugin_settings import AuditSettings, ControlSettings, GuardSettings, LabelSettings, PluginSettings
 from nri_gpu.policy.rules import NO_LIMITS, Limits, PoolList, RuleList
 from nri_gpu.policy.stray_settings import StraySettings
@@ -411,6 +412,7 @@ class Policy(Value, frozen=True, kw_only=True):
     metrics: MetricsSettings = MetricsSettings()
     usage: UsageSettings = UsageSettings()
     stray: StraySettings = StraySettings()
+    observe: ObserveSettings = ObserveSettings()
     kubelet: KubeletSettings = KubeletSettings()
     dra: DraSettings = DraSettings()
     rule: RuleList = RuleList()
