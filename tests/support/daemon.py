@@ -139,11 +139,19 @@ class NriGpu:
         self._notify.setblocking(False)
         self.notified.clear()
         self._log_begins = self.launch.log.stat().st_size if self.launch.log.exists() else 0
-        environment = ENVIRONMENT | {"NOTIFY_SOCKET": str(address)} | dict(self.launch.environment)
+        environment = ENVIRONMENT | {"NOTIFY_SOCKET": str(address), **self._kept()} | dict(self.launch.environment)
         with self.launch.log.open("ab") as log:
             self._process = subprocess.Popen(
                 self.command(), env=environment, cwd="/", stdout=log, stderr=log, stdin=subprocess.DEVNULL
             )
+
+    def _kept(self) -> dict[str, str]:
+        """What names its own folder to a daemon that keeps a record: none is to use the one of this machine."""
+        if self.launch.topology:
+            return {}
+        folder = self.launch.base / "kept"
+        folder.mkdir(mode=0o700, exist_ok=True)
+        return {"STATE_DIRECTORY": str(folder)}
 
     def command(self) -> list[str]:
         """What is started, and ends with whoever started it, however that ends."""
