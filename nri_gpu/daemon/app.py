@@ -26,7 +26,8 @@ from nri_gpu.daemon.answers import (
     RepairedAnswer,
     StrayStatus,
 )
-from nri_gpu.daemon.control import Command, Reporter
+from nri_gpu.daemon.connection_report import ConnectionReport
+from nri_gpu.daemon.control import Command, ControlSocket
 from nri_gpu.daemon.metrics import MetricsController
 from nri_gpu.daemon.node_controllers import NodeControllers, restart_only
 from nri_gpu.daemon.view import View, processes_of
@@ -131,7 +132,8 @@ class Daemon:
         self._away_file = AwayFile(folder.path, state, self._kubelet.fail_open)
         self._supervisor = self._make_supervisor()
         self._options = {**policy_file.options, **({"topology": str(topology.absolute())} if topology else {})}
-        self._reporter = self._make_reporter()
+        self._connection = ConnectionReport()
+        self._control = self._make_control()
         self._metrics = MetricsController(fixed.metrics, self._view, sampled=self._node.usage.ask)
         self._recall()
         self._cordons = CordonController(kept, state, told=self._cordoned, module_load=self._node.module_load)
@@ -176,7 +178,7 @@ class Daemon:
         parts = (self._plugin, self._identity, followers, self._sizes)
         return Supervisor(*parts, away_opens_nothing=lambda: self._away_file.opens_nothing)
 
-    def _make_reporter(self) -> Reporter:
+    def _make_control(self) -> ControlSocket:
         commands: dict[str, Command] = {
             "repaired": self._repaired,
             "cordon": self._cordon,
@@ -184,7 +186,7 @@ class Daemon:
             "processes": self._processes,
         }
         path = self._folder.path / CONTROL_SOCKET
-        return Reporter(path, self._state, self._view, commands, self._node.usage.ask)
+        return ControlSocket(path, self._state, self._view, commands, self._node.usage.ask)
 
     def _identity(self) -> Identity:
         return Identity(self._policy.registered.name, self._policy.registered.index)
@@ -194,7 +196,7 @@ class Daemon:
         self._node.cache.subscribe(self._cordons.looked)
         self._state.then(self._cordons.follow_ledger, Changed.LEDGER)
         self._state.then(self._plugin.observe, Changed.NODE, Changed.POLICY)
-        self._state.then(self._reporter.policy_changed, Changed.POLICY)
+        self._state.then(self._control.policy_changed, Changed.POLICY)
         if self._audit:
             self._state.first(self._note_policy, Changed.POLICY)
             self._audit.follow(self._state)
@@ -236,7 +238,7 @@ class Daemon:
         # The last tasks to end: requests in flight are answered, and the audit log has them.
         last = [asyncio.create_task(self._serve(inherited))]
         last += [asyncio.create_task(each.run()) for each in (self._audit, self._usage) if each]
-        parts = (self._reporter.run(), self._metrics.run(), self._stray.run(), self._policy.run(), self._dra.run())
+        parts = (self._control.run(), self._metrics.run(), self._stray.run(), self._policy.run(), self._dra.run())
         rest = [
             asyncio.create_task(each)
             for each in (
@@ -271,7 +273,7 @@ class Daemon:
         if inherited is not None:
             await self._supervisor.run_inherited(inherited)
         elif not self._joins:
-            self._reporter.alone()
+            self._connection.alone()
             self._serving = "a simulation, which joins no runtime"
             self._tell_ready()
             await self._stop.wait()
@@ -317,7 +319,7 @@ class Daemon:
 
     def _configured(self, configured: Configured) -> None:
         self._plugin.runtime = configured.runtime
-        self._reporter.configured(configured)
+        self._connection.configured(configured)
         self._kubelet.configured(configured)
         self._dra.configured(configured)
         self._policy.configured(configured.config)
@@ -328,7 +330,7 @@ class Daemon:
         self._dra.connected(True)
         if not self._fixed.kubelet.enabled:
             self._succession.settled()
-        self._reporter.ready()
+        self._connection.ready()
         self._aside(self._plugin.second.look(Path(self._fixed.plugin.socket)))
         status = f"serving {self._fixed.plugin.socket}"
         if without := len(self._plugin.ungranted):
@@ -358,7 +360,7 @@ class Daemon:
 
     def _waits(self, why: str) -> None:
         """Report only that we wait: the kubelet may go on with a successor, for nothing is created without it."""
-        self._reporter.away(why)
+        self._connection.away(why)
         self._notifier.status(f"not connected: {why}")
 
     def _view(self) -> View:
@@ -369,7 +371,7 @@ class Daemon:
             node=state.node,
             node_name=node_name(),
             ledger=state.ledger,
-            connection=self._reporter.connection(
+            connection=self._connection.connection(
                 self._supervisor.facts,
                 self._sizes.fault,
                 self._cri.hindrance() if self._joins else "",

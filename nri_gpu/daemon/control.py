@@ -11,20 +11,16 @@ from __future__ import annotations
 import asyncio
 import json
 import os
-import time
 from collections.abc import Awaitable, Callable, Mapping
 from pathlib import Path
 from typing import Final
 
 from loguru import logger
 from msgspec import to_builtins
-from msgspec.structs import replace
 
-from nri_gpu.daemon.answers import FOR_ROOT, InventoryAnswer, RuntimeConnection, SamplingStatus, SynchronizeStatus
+from nri_gpu.daemon.answers import FOR_ROOT, InventoryAnswer, SamplingStatus
 from nri_gpu.daemon.view import View, sampling_of, status_of
 from nri_gpu.domain.errors import fault_of
-from nri_gpu.nri.convert import Configured
-from nri_gpu.plugin.supervisor import SessionFacts
 from nri_gpu.system.server import Peer, ServerLimits, Service, listen, serve
 from nri_gpu.system.state import NodeState
 
@@ -93,8 +89,8 @@ def admit(path: Path, group: int | None) -> None:
         each.chmod(alone if group is None else together)
 
 
-class Reporter:
-    """The answers on the control socket, and the state of the connection to the runtime.
+class ControlSocket:
+    """The answers on the control socket of a daemon or an observer.
 
     commands: root's alone. sampled: returns once GPUs that are held have a fresh sample, or soon after.
     """
@@ -110,7 +106,6 @@ class Reporter:
         self._path = path
         self._commands = commands
         self._node_state = node_state
-        self._connection = RuntimeConnection(ready=False, since_s=time.time())
         self._questions: Mapping[str, Answer] = {
             "status": lambda: status_of(view()),
             "inventory": lambda: InventoryAnswer(node_state.node.inventory),
@@ -150,50 +145,6 @@ class Reporter:
         except OSError as error:
             fault = f"control.group: {fault_of(error)}; in a systemd unit set Group= to it, in a drop-in"
             logger.bind(path=str(self._path), fault=fault).warning("only root can ask for status")
-
-    def configured(self, configured: Configured) -> None:
-        self._connection = replace(
-            self._connection,
-            name=configured.runtime,
-            version=configured.version,
-            nri_version=configured.nri_version,
-        )
-
-    def ready(self) -> None:
-        self._connection = replace(self._connection, ready=True, since_s=time.time(), fault="")
-
-    def alone(self) -> None:
-        """Note that this daemon joins no runtime, and is ready without it."""
-        self._connection = replace(self._connection, ready=True, joined=False)
-
-    def away(self, why: str) -> None:
-        """Note that the runtime is not connected. why: the sentence."""
-        since_s = time.time() if self._connection.ready else self._connection.since_s
-        self._connection = replace(self._connection, ready=False, since_s=since_s, fault=why)
-
-    def connection(self, facts: SessionFacts, list_fault: str, cri_fault: str, second: str = "") -> RuntimeConnection:
-        """Return the connection as it is now.
-
-        list_fault: why the runtime could not list the node's containers to us again, or empty. cri_fault: why its CRI
-        cannot be asked, or empty. second: what proves that another nri-gpu serves it, or empty.
-        """
-        seen, epoch_s = facts.synchronize, time.time() - time.monotonic()
-        return replace(
-            self._connection,
-            list_fault=list_fault,
-            cri_fault=cri_fault,
-            second=second,
-            answered_s=facts.answered and facts.answered + epoch_s,
-            synchronize=seen
-            and SynchronizeStatus(
-                at_s=seen.began + epoch_s,
-                duration_s=seen.took_s,
-                parts=seen.parts,
-                size_bytes=seen.size_bytes,
-                objects=seen.objects,
-                whole=seen.whole,
-            ),
-        )
 
     def _group(self) -> int | None:
         name = self._node_state.policy.control.group

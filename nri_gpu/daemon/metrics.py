@@ -29,7 +29,7 @@ NOT_SERVED: Final = "metrics are not served"
 
 
 class MetricsController:
-    """The metrics' server. view: the daemon now. sampled: as in `Reporter`, for pages that say what GPUs do."""
+    """The metrics' server. view: the daemon now. sampled: as in `ControlSocket`, for pages that say what GPUs do."""
 
     def __init__(
         self,

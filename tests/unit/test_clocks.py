@@ -17,7 +17,7 @@ SHOWN: Final = {
     "cli/kept_record.py": "which days are asked for",
     "cordon/cordon_controller.py": "when root took a GPU out of use",
     "daemon/app.py": "the audit's records",
-    "daemon/control.py": "since when",
+    "daemon/connection_report.py": "since when",
     "dra/dra_controller.py": "when the driver process asked",
     "dra/device_health.py": "for the kubelet",
     "dra/node_events.py": "when",
