@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import socket
 import sys
@@ -14,12 +15,12 @@ from msgspec import convert
 from msgspec.structs import replace
 
 from nri_gpu.cordon.cordon_file import CordonError, kept_cordons
-from nri_gpu.daemon.answers import FOR_ROOT, DaemonStatus, UnitStatus
+from nri_gpu.daemon.answers import CHANGES_NOTHING, FOR_ROOT, DaemonStatus, UnitStatus
 from nri_gpu.domain.cordons import Cordons, marked
 from nri_gpu.domain.errors import CommandError, Exit, fault_of
 from nri_gpu.domain.gpu import Gpu, GpuUuid, MigDevice
 from nri_gpu.domain.health import Health, HealthState, Sign
-from nri_gpu.domain.names import CONTROL_SOCKET
+from nri_gpu.domain.names import CONTROL_SOCKET, DEFAULT_OBSERVE, DEFAULT_STATE
 from nri_gpu.domain.node import Inventory
 from nri_gpu.policy.usage_settings import UsageSettings
 from nri_gpu.records.kept_folder import kept_folder
@@ -44,6 +45,23 @@ def ask(path: Path, question: str, kind: type[T], timeout_s: float = TIMEOUT_S) 
     return parse_answer(text, kind)
 
 
+def answering(state_dir: str | None, daemon: Path = DEFAULT_STATE, observer: Path = DEFAULT_OBSERVE) -> Path:
+    """Return the folder of the daemon, or of the observer where no daemon listens and an observer does.
+
+    state_dir: the only one to ask, of either, or None.
+    """
+    if state_dir:
+        return Path(state_dir)
+    return observer if not _listens(daemon) and _listens(observer) else daemon
+
+
+def _listens(folder: Path) -> bool:
+    """Return whether somebody listens there, or may: the question itself tells who has no permission."""
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as connection:
+        connection.settimeout(TIMEOUT_S)
+        return connection.connect_ex(str(folder / CONTROL_SOCKET)) in (0, errno.EACCES, errno.EAGAIN)
+
+
 def answer_of(state_dir: Path, question: str, read: Callable[[dict[str, object]], T], right: str = "be root") -> T:
     """Return what `read` makes of the daemon's answer. right: what else to do without permission.
 
@@ -57,6 +75,8 @@ def answer_of(state_dir: Path, question: str, read: Callable[[dict[str, object]]
     except (OSError, ValueError) as error:
         if FOR_ROOT in fault_of(error):
             raise CommandError(Exit.PERMISSION, f"no permission: {FOR_ROOT}; run it with sudo") from None
+        if CHANGES_NOTHING in fault_of(error):
+            raise CommandError(Exit.UNAVAILABLE, CHANGES_NOTHING) from None
         sentence = f"no answer from the daemon at {path}: {fault_of(error)}; is `nri-gpu run` running?"
         raise CommandError(Exit.UNAVAILABLE, sentence) from None
 

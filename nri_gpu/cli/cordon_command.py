@@ -4,15 +4,13 @@ from __future__ import annotations
 
 import argparse
 import os
-from pathlib import Path
 
 from msgspec import convert
 
-from nri_gpu.cli.ask_daemon import answer_of
+from nri_gpu.cli.ask_daemon import answer_of, answering
 from nri_gpu.cordon.cordon_controller import BAD_TEXT, BY_MAX, NO_GPU, command, is_bad_text
 from nri_gpu.daemon.answers import CordonAnswer
 from nri_gpu.domain.errors import CommandError, Exit
-from nri_gpu.domain.names import DEFAULT_STATE
 
 
 def run(args: argparse.Namespace) -> int:
@@ -30,8 +28,7 @@ def run(args: argparse.Namespace) -> int:
 
 def tell(args: argparse.Namespace, line: str) -> CordonAnswer:
     """Return the daemon's answer to the command. Raises: CommandError, also if nothing changed."""
-    state_dir = Path(args.state_dir or DEFAULT_STATE)
-    answer = answer_of(state_dir, line, lambda found: convert(found, CordonAnswer))
+    answer = answer_of(answering(args.state_dir), line, lambda found: convert(found, CordonAnswer))
     if answer.fault:
         raise CommandError(Exit.FINDING, f"{answer.gpu_uuid}: {answer.fault}" if answer.gpu_uuid else answer.fault)
     return answer

@@ -173,6 +173,25 @@ VERBS: Final = (
         ),
     ),
     Verb(
+        "observe",
+        "nri_gpu.cli.observe_command",
+        "show who was given which GPU and who uses it, beside any stack, and change nothing",
+        "For nodes where something else allocates GPUs: another device plugin, a DRA driver, Docker. It never\n"
+        "connects to NRI, grants and refuses nothing, and writes nothing but its run folder. `status`, `verify` and\n"
+        "`doctor` ask it where no daemon answers; with a daemon on the node it waits. SIGHUP reads the policy again.\n"
+        "Example:\n"
+        "  nri-gpu observe",
+        (
+            POLICY,
+            GPUS,
+            _value("--pod-resources", "PATH", "the kubelet's PodResources socket (default: the kubelet's)"),
+            _value("--run-dir", "DIR", "folder for its lock and control socket (default /run/nri-gpu-observe)"),
+            _value("--state-dir", "DIR", "state folder of the daemon to wait for (default /run/nri-gpu)"),
+            _switch("--watch-policy", "read the policy again whenever its file changes, such as a ConfigMap's"),
+            LOG_LEVEL,
+        ),
+    ),
+    Verb(
         "gpus",
         "nri_gpu.cli.gpus_command",
         "show the GPUs of this node as nri-gpu sees them",
@@ -196,11 +215,12 @@ VERBS: Final = (
         "status",
         "nri_gpu.cli.status_command",
         "show who holds which GPU, in which mode and since when, and why a GPU is unavailable",
-        "Asks the running daemon over its control socket, which root and the policy's control.group may use. Exits 1\n"
-        "when the daemon cannot grant GPUs at the moment, 69 when none runs. Example:\n"
+        "Asks the running daemon over its control socket, which root and the policy's control.group may use; where\n"
+        "none runs, an observer (`nri-gpu observe`). Exits 1 when the daemon cannot grant GPUs at the moment, 69 when\n"
+        "neither runs. Example:\n"
         "  nri-gpu status --watch",
         (
-            STATE_DIR,
+            _value("--state-dir", "DIR", "of the daemon, or of an observer (default: those of whichever answers)"),
             _option("-n", "--namespace", help="show only what concerns pods of this namespace", metavar="NAMESPACE"),
             _switch("--watch", "keep running: a live page on a terminal, a line for each change in a pipe"),
             _switch("--processes", "also list the processes on GPUs, which only root may; with -o json, these alone"),
@@ -467,7 +487,7 @@ GROUPS: Final[Mapping[str, tuple[str, ...]]] = {
         "repaired",
     ),
     "setting up": ("prepare", "driver", "check", "replay", "cdi"),
-    "services": ("run", "guard", "dra"),
+    "services": ("run", "guard", "dra", "observe"),
 }
 HELP: Final = ("help", "-h", "--help")
 VERSION: Final = ("version", "-V", "--version")
@@ -511,7 +531,7 @@ def _own_process(arguments: Sequence[str]) -> None:
             setattr(sys, name, open(os.devnull, "w" if number else "r"))  # noqa: PTH123, SIM115
     from nri_gpu.system.proc import name_process  # not for those who only import this module
 
-    name_process(arguments[0] if arguments[:1] in (["guard"], ["dra"]) else "")
+    name_process(arguments[0] if arguments[:1] in (["guard"], ["dra"], ["observe"]) else "")
 
 
 def _command(first: str = "", *rest: str) -> int:

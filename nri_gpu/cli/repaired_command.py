@@ -3,20 +3,17 @@
 from __future__ import annotations
 
 import argparse
-from pathlib import Path
 
 from msgspec import convert
 
-from nri_gpu.cli.ask_daemon import answer_of
+from nri_gpu.cli.ask_daemon import answer_of, answering
 from nri_gpu.daemon.answers import RepairedAnswer
 from nri_gpu.domain.errors import CommandError, Exit
-from nri_gpu.domain.names import DEFAULT_STATE
 
 
 def run(args: argparse.Namespace) -> int:
     """Tell the daemon. Return 1 if no reset was due, 69 if the daemon cannot be asked, 77 without permission."""
-    state_dir = Path(args.state_dir or DEFAULT_STATE)
-    answer = answer_of(state_dir, f"repaired {args.gpu}", lambda found: convert(found, RepairedAnswer))
+    answer = answer_of(answering(args.state_dir), f"repaired {args.gpu}", lambda found: convert(found, RepairedAnswer))
     if not answer.gpu_uuid:
         raise CommandError(
             Exit.FINDING, f"no GPU {args.gpu}: name it by UUID, index or PCI address, see nri-gpu status"

@@ -13,7 +13,7 @@ from typing import Final
 
 from msgspec import convert, to_builtins
 
-from nri_gpu.cli.ask_daemon import answer_of, ask
+from nri_gpu.cli.ask_daemon import answer_of, answering, ask
 from nri_gpu.cli.page import Line, rows_of
 from nri_gpu.cli.processes_page import ask_for_processes, processes_lines
 from nri_gpu.cli.render import Times, answer
@@ -22,7 +22,7 @@ from nri_gpu.cli.status_table import of_namespace, status_table
 from nri_gpu.cli.watch import watch
 from nri_gpu.daemon.answers import DaemonStatus, SamplingStatus
 from nri_gpu.domain.errors import CommandError, Exit
-from nri_gpu.domain.names import CONTROL_SOCKET, DEFAULT_STATE
+from nri_gpu.domain.names import CONTROL_SOCKET
 from nri_gpu.domain.text import printable
 from nri_gpu.system.liveness import alive_age_s
 from nri_gpu.system.succession import Succession
@@ -49,7 +49,7 @@ def run(args: argparse.Namespace) -> int:
         raise CommandError(Exit.USAGE, "--watch prints whole pages: leave out --no-headers, --refusals and -o name")
     if args.guard:
         return guard_exit(Path(args.guard), alive=args.alive)
-    state_dir = Path(args.state_dir or DEFAULT_STATE)
+    state_dir = answering(args.state_dir)
     if args.probe and Succession(state_dir).awaited():
         return Exit.OK  # the next pod has to be ready before this one is told to stop
     if args.watch:
@@ -74,6 +74,8 @@ def run(args: argparse.Namespace) -> int:
             found = to_builtins(processes := ask_for_processes(state_dir))
             page += processes_lines(processes, status)
         answer(args, found, page)
+    if args.probe and status.observer:  # it needs neither a runtime nor NVML
+        return Exit.FINDING if status.observer.looked_s is None else Exit.OK
     # A pod of a daemon that grants is ready, whatever file it rejected.
     return Exit.FINDING if wrong or (to_do and not args.probe) else Exit.OK
 

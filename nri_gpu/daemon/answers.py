@@ -21,7 +21,9 @@ from nri_gpu.records.ledger_file import HolderLine
 from nri_gpu.stray.judge import StrayUse
 from nri_gpu.system.node_name import NamedNode
 
-FOR_ROOT: Final = "only root may do this"  # known to the verb of another version
+# Both are known to the verb of another version.
+FOR_ROOT: Final = "only root may do this"
+CHANGES_NOTHING: Final = "an observer answers, which changes nothing: only a daemon, `nri-gpu run`, can do this"
 
 
 class SynchronizeStatus(Struct, frozen=True, kw_only=True):

@@ -195,6 +195,11 @@ CATALOGUE: Final[Mapping[str, Mapping[str, tuple[str, str]]]] = {
             "sends no policy any more; the policy from before holds on.",
             "Fix it or put it back, then reload nri-gpu; for the defaults run `nri-gpu check --forget` before.",
         ),
+        "policy not taken, observing goes on": (
+            "What an observer reads of the policy file has a fault, so it goes on with the last good policy, else with "
+            "the defaults.",
+            "Fix the line that is named; then `systemctl reload nri-gpu-observe`, or send the process SIGHUP.",
+        ),
         "policy has a table without a key": (
             "The table has its defaults, and a reload would reject it: perhaps the file was cut off.",
             "Give the table a key, or take its heading out.",
@@ -453,6 +458,13 @@ CATALOGUE: Final[Mapping[str, Mapping[str, tuple[str, str]]]] = {
             "Feature gates that the line names are off, so taints, shared devices or counters are not "
             "published (docs/dra.md).",
             "Switch them on in API server, scheduler and controller manager, or accept what is published.",
+        ),
+    },
+    "The observer": {
+        "bug: a look at the node failed": ("A bug in nri-gpu; the observer shows what it saw before.", REPORT),
+        "capabilities not set aside": (
+            "The kernel or a sandbox forbids it, so the whole process keeps rights that only its child needs.",
+            "Allow the process capset(2), as the shipped unit and the chart do.",
         ),
     },
     "State, control socket, metrics and audit log": {

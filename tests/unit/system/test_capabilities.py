@@ -1,4 +1,4 @@
-"""Capabilities that a process sets aside, and that its children have again; in processes of their own, by the kernel."""
+"""Capabilities that a process sets aside and that its children have again, in processes of their own."""
 
 from __future__ import annotations
 
