@@ -19,6 +19,7 @@ from nri_gpu.domain.text import counted
 from nri_gpu.plugin.guard_status import in_pod
 from nri_gpu.records.policy_file import load_last_good, was_kept
 from nri_gpu.system.storage import KEY_BYTES, KeyLengthError, read_key
+from nri_gpu.verify.compare import VARIABLES
 from nri_gpu.verify.container_report import (
     DAEMON,
     SNAPSHOT,
@@ -68,7 +69,7 @@ def _look(args: argparse.Namespace) -> tuple[Report, Inventory]:
             numbers_from=origin,
             holders=lambda: _holders(daemon_status(state_dir)) if origin == DAEMON else {},
         )
-        return verify(lambda: read_bundles(states), evidence), inventory
+        return verify(lambda: read_bundles(states, variables=VARIABLES), evidence), inventory
     except UnseenError as error:
         sentence = f"{error}; {FROM_A_POD}" if in_pod() else error
         raise CommandError(Exit.PERMISSION if error.denied else Exit.UNAVAILABLE, sentence) from None

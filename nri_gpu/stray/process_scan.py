@@ -46,7 +46,7 @@ _O_PATH: Final = 0o10000000  # such a descriptor opens no device (asm-generic/fc
 # kcmp(2): 0 for the same table, negative where a sandbox or the kernel forbids it. linux/kcmp.h.
 _KCMP: Final = {"x86_64": 312, "aarch64": 272}.get(os.uname().machine)
 _KCMP_FILES: Final = 2
-_NICE: Final = 10
+NICE: Final = 10
 HOLDERS_MAX: Final = 256  # processes of one cgroup with one node, which are named
 _LIBCUDA_FILE: Final = b"/libcuda.so"
 _NO_NUMBER: Final = (-1, -1)  # stands for the mapped library where processes of a cgroup are counted
@@ -54,10 +54,15 @@ _NO_NUMBER: Final = (-1, -1)  # stands for the mapped library where processes of
 
 def main(arguments: list[str]) -> int:
     maps_too, numbers = arguments[:1] == [LIBCUDA], [int(each) for each in arguments if each != LIBCUDA]
-    owner, majors = numbers[0], frozenset(numbers[1:])
     with suppress(OSError):  # a hardened unit may not
-        os.nice(_NICE)
-    encode, write = msgspec.json.encode, sys.stdout.buffer.write
+        os.nice(NICE)
+    for found in scan(numbers[0], frozenset(numbers[1:]), maps_too=maps_too):
+        sys.stdout.buffer.write(msgspec.json.encode(found) + b"\n")
+    return 0
+
+
+def scan(owner: int, majors: frozenset[int], *, maps_too: bool = False) -> Iterator[Use | Extent]:
+    """Yield each process with nodes of these majors open, as the module says, and then how far that reaches."""
     pids = [int(name) for name in os.listdir("/proc") if name.isdecimal()]  # noqa: PTH208 (the names are enough)
     closed, named, files = 0, Counter[tuple[tuple[str, ...], DeviceNumber]](), Counter[DeviceNumber]()
     for pid in pids:
@@ -72,13 +77,12 @@ def main(arguments: list[str]) -> int:
         except OSError:  # it ended meanwhile
             continue
         holds = [(use.cgroups, number) for number in use.numbers or (_NO_NUMBER,)] if use else []
-        if any(named[each] < HOLDERS_MAX for each in holds):
+        if use and any(named[each] < HOLDERS_MAX for each in holds):
             named.update(holds)
-            write(encode(use) + b"\n")
+            yield use
     whole = has_hosts_pids() and 1 in pids
     counted = tuple((*number, count) for number, count in sorted(files.items()))
-    write(encode(Extent(len(pids), closed, whole, _cgroups(PROC / "self"), counted)) + b"\n")
-    return 0
+    yield Extent(len(pids), closed, whole, _cgroups(PROC / "self"), counted)
 
 
 def _use(pid: int, owner: int, numbers: tuple[DeviceNumber, ...], *, libcuda: bool) -> Use | None:

@@ -38,6 +38,7 @@ _WIDENED: Final = (
     "it, and find out who did that"
 )
 VALUE_MAX: Final = 200  # characters of a variable's value
+VARIABLES: Final = frozenset({VISIBLE_DEVICES, OUR_UUIDS})  # of an environment, that are read
 
 
 class Seen(Struct, frozen=True, kw_only=True):

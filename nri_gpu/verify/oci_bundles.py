@@ -6,21 +6,28 @@ CRI would answer, of Docker's containers too, and needs no gRPC. Source: contain
 
 from __future__ import annotations
 
+import os
 import re
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Set
+from contextlib import suppress
 from pathlib import Path
 from typing import Final
 
-import msgspec
 from msgspec import Struct
+from msgspec.json import Decoder
 from msgspec.structs import replace
 
 from nri_gpu.domain.errors import UnseenError, cause_of
 from nri_gpu.domain.text import shown
-from nri_gpu.verify.oci_spec import Spec
+from nri_gpu.system.untrusted_files import folders_in, names_in, opened_folder, read_in
+from nri_gpu.verify.oci_spec import Spec, spec_decoder
 
 TASKS: Final = "io.containerd.runtime.v2.task"
+CONFIG: Final = "config.json"
+SPEC_MAX: Final = 16 << 20  # bytes
+PID_BYTES_MAX: Final = 32
+PID_LIMIT: Final = 1 << 22  # Linux: include/linux/threads.h, PID_MAX_LIMIT
 # State folders of containerd itself, k3s and RKE2, k0s, MicroK8s, and of the containerd that Docker starts.
 STATES: Final = (
     "/run/containerd",
@@ -33,6 +40,15 @@ STARTING_S: Final = 10.0  # so long after its bundle was written a container may
 NAME_MAX: Final = 253  # characters of a Kubernetes name
 _STATIC_UID: Final = re.compile(r"[0-9a-f]{32}")  # kubernetes: pkg/kubelet/config/common.go, applyDefaults
 _CRI: Final = "io.kubernetes.cri."  # containerd: internal/cri/annotations
+MANAGER, CRIO = "io.container.manager", "cri-o"  # an annotation, and its value on all containers of CRI-O
+_BY_CRIO: Final = {  # its keys for containerd's; of labels the kubelet's. CRI-O: internal/factory/container
+    "container-type": "io.kubernetes.cri-o.ContainerType",
+    "container-name": "io.kubernetes.container.name",
+    "sandbox-id": "io.kubernetes.cri-o.SandboxID",
+    "sandbox-name": "io.kubernetes.pod.name",
+    "sandbox-namespace": "io.kubernetes.pod.namespace",
+    "sandbox-uid": "io.kubernetes.pod.uid",
+}
 
 
 class Bundle(Struct, frozen=True):
@@ -43,6 +59,7 @@ class Bundle(Struct, frozen=True):
     spec: Spec = Spec()
     pid: int = 0
     fault: str = ""
+    written_s: float = 0.0  # when its spec was, seconds since the epoch
 
     @property
     def sandbox(self) -> bool:
@@ -79,52 +96,76 @@ class Bundle(Struct, frozen=True):
         return "(sandbox)" if self.sandbox else shown(self._cri("container-name") or self.id[:12], NAME_MAX)
 
     def _cri(self, key: str) -> str:
-        return (self.spec.annotations or {}).get(f"{_CRI}{key}", "")
+        annotations = self.spec.annotations or {}
+        return annotations.get(_BY_CRIO[key] if annotations.get(MANAGER) == CRIO else f"{_CRI}{key}", "")
 
 
-def read_bundles(states: Iterable[Path], *, starting: bool = False) -> tuple[Bundle, ...]:
+def read_bundles(
+    states: Iterable[Path], *, starting: bool = False, variables: Set[str] = frozenset()
+) -> tuple[Bundle, ...]:
     """Return all containers that run, of each containerd with a state folder of these.
 
-    starting: also those that have no process yet, with pid 0.
+    starting: also those that have no process yet, with pid 0. variables: of the environment, that are kept.
 
     Raises: UnseenError: none of the folders has containers' bundles, or they may not be listed.
     """
-    given = tuple(states)
-    found = [folders for state in given if (folders := _entries(state / TASKS)) is not None]
+    given, decoder = tuple(states), spec_decoder(variables)
+    found = [
+        bundles for state in given if (bundles := _read_tasks(state / TASKS, decoder, starting=starting)) is not None
+    ]
     if not found:
         raise UnseenError(
             f"no containerd keeps containers below {', '.join(map(str, given))}: name the folder that `containerd "
             "config dump` shows as `state` with --containerd-state"
         )
-    bundles = [bundle for folders in found for folder in folders for bundle in _entries(folder) or ()]
-    return tuple(read for bundle in bundles if (read := _read(bundle, starting=starting)))
+    return tuple(bundle for bundles in found for bundle in bundles)
 
 
-def _entries(folder: Path) -> list[Path] | None:
-    """Return what is in a folder, by name, or None if there is no such folder. Raises: UnseenError."""
+def _read_tasks(path: Path, decoder: Decoder[Spec], *, starting: bool) -> list[Bundle] | None:
+    """Return the containers of one containerd, or None if it has no such folder. Raises: UnseenError."""
     try:
-        return sorted(folder.iterdir())
+        with opened_folder(path) as tasks:
+            read = (
+                _read(Bundle(name, namespace), folder, decoder, starting=starting)
+                for namespace, folder in folders_in(tasks)
+                for name in names_in(folder)
+            )
+            return [bundle for bundle in read if bundle]
     except (FileNotFoundError, NotADirectoryError):
         return None
     except OSError as error:
-        raise UnseenError(f"{folder} cannot be listed: {cause_of(error)}; be root", error) from error
+        raise UnseenError(f"{path} cannot be listed: {cause_of(error)}; be root", error) from error
 
 
-def _read(path: Path, *, starting: bool) -> Bundle | None:
+def _read(bundle: Bundle, above: int, decoder: Decoder[Spec], *, starting: bool) -> Bundle | None:
     """Read a bundle. Return None if the container does not run yet, unless starting ones are wanted, or no more."""
-    file, bundle = path / "config.json", Bundle(path.name, path.parent.name)
     try:
-        written_s = file.stat().st_mtime
-        bundle = replace(bundle, spec=msgspec.json.decode(file.read_bytes(), type=Spec))
-        return replace(bundle, pid=int((path / "init.pid").read_text()))
-    except FileNotFoundError as error:
-        # Files have the time of day: where that was set back, a spec of tomorrow must not count as young for a day.
-        if not file.exists():
-            return None
-        if abs(time.time() - written_s) < STARTING_S:
-            return bundle if starting else None
-        return replace(bundle, fault=f"its runtime wrote no {error.filename}: it may run in a virtual machine")
+        with opened_folder(bundle.id, above) as folder:
+            bundle = with_spec(bundle, folder, decoder)
+            with suppress(FileNotFoundError):
+                return replace(bundle, pid=read_pid(folder, "init.pid"))
+            os.stat(CONFIG, dir_fd=folder)  # the whole bundle may be gone by now
+    except FileNotFoundError:
+        return None
     except OSError as error:
-        return replace(bundle, fault=f"{error.filename} cannot be read: {cause_of(error)}")
+        return replace(bundle, fault=f"its {error.filename} cannot be read: {cause_of(error)}")
     except (ValueError, RecursionError) as error:  # msgspec's are ValueErrors
-        return replace(bundle, fault=f"its bundle {path} cannot be understood: {error}")
+        return replace(bundle, fault=f"its bundle cannot be understood: {error}")
+    # Files have the time of day: where that was set back, a spec of tomorrow must not count as young for a day.
+    if abs(time.time() - bundle.written_s) < STARTING_S:
+        return bundle if starting else None
+    return replace(bundle, fault="its runtime wrote no init.pid: it may run in a virtual machine")
+
+
+def with_spec(bundle: Bundle, folder: int, decoder: Decoder[Spec]) -> Bundle:
+    """Add the spec that lies in a folder. Raises: OSError, ValueError, RecursionError."""
+    content, written_s = read_in(folder, CONFIG, SPEC_MAX)
+    return replace(bundle, spec=decoder.decode(content), written_s=written_s)
+
+
+def read_pid(folder: int, name: str) -> int:
+    """Return the number in a file. Raises: OSError, ValueError."""
+    text = read_in(folder, name, PID_BYTES_MAX)[0].strip()
+    if not text.isdigit() or int(text) > PID_LIMIT:
+        raise ValueError(f"{name} names no process")
+    return int(text)

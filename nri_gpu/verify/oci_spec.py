@@ -1,12 +1,14 @@
 """The part of a container's OCI runtime spec that is read.
 
-Source: opencontainers/runtime-spec config.md, config-linux.md.
+An environment often holds secrets: the decoder drops all of it but the variables that are named to it. Source:
+opencontainers/runtime-spec config.md, config-linux.md.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Set
 
+import msgspec
 from msgspec import Struct
 
 from nri_gpu.domain.container import DeviceNumber
@@ -49,8 +51,12 @@ class SpecMount(Struct, frozen=True):
     source: str = ""
 
 
+class Variables(dict[str, str]):
+    """The variables of an environment that are kept, by name; the last of a name holds."""
+
+
 class SpecProcess(Struct, frozen=True):
-    env: tuple[str, ...] | None = None
+    env: Variables | None = None
 
 
 class SpecResources(Struct, frozen=True):
@@ -101,14 +107,23 @@ class Spec(Struct, frozen=True):
 
     @property
     def env(self) -> Mapping[str, str]:
-        """Return the environment; the last of a name holds."""
-        pairs = (each.partition("=") for each in (self.process.env if self.process else None) or ())
-        return {name: value for name, equals, value in pairs if equals}
+        """Return the variables that were kept."""
+        return (self.process.env if self.process else None) or {}
 
     @property
     def privileged(self) -> bool:
         """Return whether it may use every device of the host."""
         return any(rule.everything for rule in self.rules)
+
+
+def spec_decoder(variables: Set[str]) -> msgspec.json.Decoder[Spec]:
+    """Return a decoder that keeps of an environment these variables, and nothing of any other."""
+
+    def kept(_: type[Variables], pairs: object) -> Variables:
+        split = (each.partition("=") for each in msgspec.convert(pairs, list[str]))
+        return Variables({name: value for name, equals, value in split if equals and name in variables})
+
+    return msgspec.json.Decoder(Spec, dec_hook=kept)
 
 
 def _any(number: int | None) -> int:

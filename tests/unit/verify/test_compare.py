@@ -24,6 +24,7 @@ from nri_gpu.verify.oci_spec import (
     SpecProcess,
     SpecResources,
     SpecRule,
+    Variables,
 )
 from tests.support import builders as make
 
@@ -49,7 +50,11 @@ def spec(
     nodes = tuple(SpecDevice("/dev/x", "c", *number) for number in numbers)
     mounts = tuple(SpecMount("/usr/local/nvidia", f"{STAGE}/{each}/all") for each in generations)
     resources = SpecResources(rules(*numbers) if opened is None else opened)
-    return Spec(process=SpecProcess(env), mounts=mounts, linux=SpecLinux(nodes, resources))
+    return Spec(
+        process=SpecProcess(Variables(pair.split("=") for pair in env)),
+        mounts=mounts,
+        linux=SpecLinux(nodes, resources),
+    )
 
 
 def grant(*uuids: GpuUuid, generation: str = make.GENERATION) -> SignedGrant:

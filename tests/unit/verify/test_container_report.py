@@ -17,7 +17,7 @@ from nri_gpu.system.storage import KEY_BYTES
 from nri_gpu.verify.container_report import ContainerReport, Expected, Report, Verdict, verify
 from nri_gpu.verify.in_kernel import Kernel
 from nri_gpu.verify.oci_bundles import Bundle
-from nri_gpu.verify.oci_spec import Spec, SpecDevice, SpecLinux, SpecProcess, SpecResources, SpecRule
+from nri_gpu.verify.oci_spec import Spec, SpecDevice, SpecLinux, SpecProcess, SpecResources, SpecRule, Variables
 from tests.support import builders as make
 
 KEY = bytes(KEY_BYTES)
@@ -44,7 +44,7 @@ class Host:
         nodes = NODES if gpus else ()
         spec = Spec(
             annotations=annotations,
-            process=SpecProcess((f"NVIDIA_VISIBLE_DEVICES={','.join(map(make.uuid, gpus))}",)),
+            process=SpecProcess(Variables(NVIDIA_VISIBLE_DEVICES=",".join(map(make.uuid, gpus)))),
             linux=SpecLinux(tuple(SpecDevice("/dev/x", "c", *each) for each in nodes), fields.pop("resources", None)),
         )
         pid = fields.setdefault("pid", 100 + len(self.bundles))
