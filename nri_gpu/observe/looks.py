@@ -30,7 +30,8 @@ class SeenContainer(Struct, frozen=True, kw_only=True, tag="container"):
     namespace: str = ""  # of its pod
     pod: str = ""  # the pod's own name; empty for a container without a pod
     pod_uid: str = ""
-    name: str = ""  # in its pod; of Docker and Podman the container's own; else the short id
+    name: str = ""  # in its pod; of Docker the container's own; else the short id
+    user: str = ""  # the number of the user whose rootless container it is: only its processes tell of it
     sandbox: bool = False
     privileged: bool = False
     pid: int = 0  # its first process; 0 where it has none yet

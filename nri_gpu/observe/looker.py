@@ -1,0 +1,121 @@
+"""The look at this node as the observer asks for it: of a child, within a time, and whatever is on the node."""
+
+from __future__ import annotations
+
+import os
+import re
+import time
+from collections.abc import Iterable, Iterator, Set
+from pathlib import Path
+from typing import Final
+
+import msgspec
+
+from nri_gpu.domain.container import ContainerId
+from nri_gpu.domain.errors import NriGpuError, fault_of
+from nri_gpu.domain.node import Inventory
+from nri_gpu.injection.device_numbers import device_numbers
+from nri_gpu.observe.looks import Line, Look, SeenContainer, Unseen
+from nri_gpu.observe.runtime_table import DOCKER, PODMAN
+from nri_gpu.stray.uses import Extent, Use
+from nri_gpu.system.child import python, run
+
+LOOK_LIMIT_S: Final = 20.0
+PROCESSES: Final = "processes"  # as of `Unseen.what`
+ALL: Final = "look"  # likewise: nothing was seen
+HIDDEN: Final = (
+    "the processes of the whole host: they are hidden from the observer. A pod needs hostPID, and /proc must be "
+    "mounted without hidepid"
+)
+_NEEDS: Final = "it needs the capabilities SYS_PTRACE and DAC_READ_SEARCH, and no AppArmor profile that forbids it"
+_ROOTLESS: Final = "it is rootless: its processes alone tell of it"
+# The scope of a rootless container, below the service of the user who runs it.
+_OF_USER: Final = re.compile(r"/user@(\d+)\.service/(?:[^/]+/)*(libpod|docker)-([0-9a-f]{64})\.scope(?:/|$)")
+_RUNTIMES: Final = {"libpod": PODMAN, "docker": DOCKER}
+_decoder: Final = msgspec.json.Decoder(Line)
+
+
+class _LookError(NriGpuError):
+    """A child that looks has failed. Says why, as a clause."""
+
+
+async def look_at_node(
+    inventory: Inventory,
+    *,
+    processes: bool = True,
+    states: Iterable[str] = (),
+    root: Path = Path("/"),
+    limit_s: float = LOOK_LIMIT_S,
+) -> Look:
+    """Look at containers, and at the processes that have NVIDIA's nodes open. What cannot be seen is said in the look.
+
+    processes: without them a look costs little. states: state folders of containerds beside the usual ones. root: the
+    host's /, for its folders.
+    """
+    at, majors = time.monotonic(), inventory.majors
+    wish = {
+        "owner": os.getpid(),
+        "majors": [each for each in (majors.nvidia, majors.nvidia_uvm, majors.nvidia_caps) if each is not None],
+        "numbers": [*device_numbers(inventory)],
+        "states": [*states],
+        "root": str(root),
+    }
+    unseen = list[Unseen]()
+    for with_processes in (True, False) if processes else (False,):
+        try:
+            lines = await _lines({**wish, "processes": with_processes}, limit_s)
+        except _LookError as error:  # a process that hangs in the kernel may hold a look back; bundles do not
+            unseen.append(Unseen(PROCESSES if with_processes else ALL, f"{_WHAT[with_processes]}: {error}"))
+        else:
+            return _look(at, lines, unseen)
+    return Look(at=at, unseen=tuple(unseen))
+
+
+_WHAT: Final = {True: "which processes have a node open", False: "containers and their devices"}
+
+
+async def _lines(wish: dict[str, object], limit_s: float) -> list[Line]:
+    """Return what a child sees. Raises: _LookError."""
+    command = [python(), "-I", "-m", "nri_gpu.observe.look"]
+    try:
+        child = await run(command, limit_s, text=msgspec.json.encode(wish).decode())
+    except TimeoutError as error:
+        why = str(error) or f"a look took longer than {limit_s:.0f} s, and was stopped"
+        raise _LookError(why) from None
+    except OSError as error:
+        raise _LookError(f"the process that looks cannot be started: {fault_of(error)}") from error
+    if child.status:
+        raise _LookError(f"the process that looks failed: {child.complaint or f'status {child.status}'}")
+    return [_decoder.decode(line) for line in child.output.splitlines()]
+
+
+def _look(at: float, lines: list[Line], unseen: list[Unseen]) -> Look:
+    containers = [each for each in lines if isinstance(each, SeenContainer)]
+    uses = [each for each in lines if isinstance(each, Use)]
+    extent = next((each for each in lines if isinstance(each, Extent)), None)
+    unseen += [each for each in lines if isinstance(each, Unseen)]
+    if extent and not extent.whole:
+        unseen.append(Unseen(PROCESSES, HIDDEN))
+    if extent and extent.closed:
+        what = f"what {extent.closed} of {extent.processes} processes have open"
+        unseen.append(Unseen(PROCESSES, f"{what}: {_NEEDS}"))
+    containers += rootless(uses, {each.id for each in containers})
+    return Look(at=at, containers=tuple(containers), uses=tuple(uses), extent=extent, unseen=tuple(unseen))
+
+
+def rootless(uses: Iterable[Use], known: Set[ContainerId]) -> Iterator[SeenContainer]:
+    """Yield users' own containers whose processes have a node open. known: containers that are no user's."""
+    met = {*known}
+    for use in uses:
+        for match in filter(None, map(_OF_USER.search, use.cgroups)):
+            user, word, id_ = match.groups()
+            if id_ not in met:
+                met.add(ContainerId(id_))
+                yield SeenContainer(
+                    id=ContainerId(id_),
+                    runtime=_RUNTIMES[word],
+                    name=id_[:12],
+                    user=user,
+                    pid=use.pid,
+                    fault=_ROOTLESS,
+                )
