@@ -81,9 +81,13 @@ class PodResources:
 
     async def list(self) -> tuple[PodDevices, ...]:
         """List all pods; before Kubernetes 1.34 finished pods too. Raises: PodResourcesError."""
+        return tuple(_pod(each) for each in (await self.listing()).pod_resources)
+
+    async def listing(self) -> pb.ListPodResourcesResponse:
+        """Return the kubelet's answer to List as it is. Raises: PodResourcesError."""
         async with self._asking() as stub:
-            answer = self._read(await stub.List(pb.ListPodResourcesRequest(), timeout=self._timeout_s))
-        return tuple(_pod(each) for each in answer.pod_resources)
+            answer: pb.ListPodResourcesResponse = await stub.List(pb.ListPodResourcesRequest(), timeout=self._timeout_s)
+        return self._read(answer)
 
     async def allocatable(self) -> Mapping[str, tuple[str, ...]]:
         """Map each resource to the IDs of all devices that the kubelet can allocate, used or not.
