@@ -19,7 +19,7 @@ from nri_gpu.doctor.runtimes import container_runtime
 from nri_gpu.doctor.support_bundle import bundle
 from nri_gpu.domain.errors import CommandError, Exit, PolicyError, cause_of
 from nri_gpu.domain.finding import Level
-from nri_gpu.domain.names import CONTROL_SOCKET, DEFAULT_STATE, POLICY_FILE
+from nri_gpu.domain.names import CONTROL_SOCKET, DEFAULT_OBSERVE, DEFAULT_STATE, POLICY_FILE
 from nri_gpu.plugin.guard_status import DEFAULT_RUN_DIR, in_pod
 from nri_gpu.policy.model import Policy
 from nri_gpu.records.policy_file import UNIT_FOLDER, PolicyMemory
@@ -75,6 +75,15 @@ def _show(found: DoctorDocument) -> None:
     show_whole([Line(text, TONES[level]) for text, level in paragraphs(found, columns)])
 
 
+def _observer(root: Path) -> DaemonStatus | None:
+    """Return the status of this node's observer, or None if none answers us."""
+    try:
+        found = ask(below(root, DEFAULT_OBSERVE) / CONTROL_SOCKET, "status", DaemonStatus, PATIENCE_S)
+    except (OSError, ValueError):
+        return None
+    return found if found.observer else None
+
+
 def _examined(args: argparse.Namespace) -> Examined:
     """Return the node, with its daemon's status and the policy that the daemon would read."""
     root = Path(args.root or "/")
@@ -85,15 +94,19 @@ def _examined(args: argparse.Namespace) -> Examined:
         status = ask(below(root, state_dir) / CONTROL_SOCKET, "status", DaemonStatus, PATIENCE_S)
     except (OSError, ValueError) as error:
         silence = error
+    status = status or _observer(root)
+    observer = status if status and status.observer else None
+    if observer:
+        status, silence = None, silence or FileNotFoundError()
     policy, policy_error = Policy.default(), None
     try:
         policy = policy_in_force(
-            status,
+            status or observer,
             args.policy,
             below(root, state_dir),
             root=root,
             default=POLICY_FILE,
-            all_options=status is not None,
+            all_options=bool(status or observer),
             in_force=bool(PolicyMemory(below(root, UNIT_FOLDER)).source),
         )
     except PolicyError as error:
@@ -104,6 +117,7 @@ def _examined(args: argparse.Namespace) -> Examined:
         policy_error=policy_error,
         status=status,
         silence=silence,
+        observer=observer,
         state_dir=state_dir,
         guard_dir=Path(args.run_dir or DEFAULT_RUN_DIR),
         in_pod=in_pod() and root == Path("/"),

@@ -8,6 +8,7 @@ from typing import Final
 
 from nri_gpu.daemon.answers import DaemonStatus
 from nri_gpu.doctor.examined import Examined
+from nri_gpu.doctor.observer_checks import observed_alone
 from nri_gpu.doctor.programs import (
     NOT_THE_HOST,
     ON_THE_HOST,
@@ -44,7 +45,7 @@ _MISSING: Final = (
     ("device nodes", False, "device nodes", "a container that needs them does not start, or its CUDA fails"),
     ("MIG nodes", True, "capability nodes of MIG devices", "a container with such a MIG device fails to open it"),
 )
-_NOTHING: Final = "on this node nri-gpu has nothing to grant, and refuses every request"
+_NOTHING: Final = "no container of this node can be given one"
 _NOVA: Final = ("nova_core", "blacklist nova_core\\n")
 # Name on the PCI bus -> module, and what keeps it from taking a GPU. Source: Linux drivers/gpu/nova-core/nova_core.rs.
 _KERNELS_OWN: Final = {
@@ -75,7 +76,8 @@ def driver_findings(seen: Examined) -> Iterator[Finding]:
     if gpus and all(gpu.of_machines for gpu in gpus):
         return
     yield from _modules(seen, gpus, module=module)
-    yield from _versions(seen)
+    if not observed_alone(seen):  # else nothing is given to containers, and what NVML says is the observer's to tell
+        yield from _versions(seen)
     if module and seen.in_pod and not any(seen.at("/dev").glob("nvidia*")):
         yield unseen("device nodes", "the node's /dev is not mounted in this pod", ON_THE_HOST)
     elif module:

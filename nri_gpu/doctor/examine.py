@@ -19,6 +19,7 @@ from nri_gpu.doctor.examined import Examined
 from nri_gpu.doctor.file_checks import files_findings
 from nri_gpu.doctor.host_checks import host_findings
 from nri_gpu.doctor.kubelet_checks import kubelet_findings
+from nri_gpu.doctor.observer_checks import observed_alone, observer_findings
 from nri_gpu.doctor.programs import ON_THE_HOST
 from nri_gpu.doctor.runtime_checks import runtime_findings
 from nri_gpu.doctor.runtimes import ContainerRuntime
@@ -67,6 +68,7 @@ class DoctorDocument(Struct, frozen=True, tag_field="schema", tag="nri-gpu/docto
 
 
 Part = Callable[[Examined, ContainerRuntime | None], Iterator[Finding]]
+_GRANTING: Final = frozenset({"container runtime", "nri-gpu", "other components", "kubelet"})
 PARTS: Final[tuple[tuple[str, Part], ...]] = (
     ("driver", lambda seen, _: driver_findings(seen)),
     ("host", host_findings),
@@ -77,6 +79,7 @@ PARTS: Final[tuple[tuple[str, Part], ...]] = (
             daemon_findings(seen, runtime), boot_findings(seen, runtime), health_findings(seen), cordon_findings(seen)
         ),
     ),
+    ("observer", lambda seen, _: observer_findings(seen)),
     ("CDI", lambda seen, _: cdi_findings(seen)),
     ("nri-gpu's files", lambda seen, _: files_findings(seen)),
     ("other components", lambda seen, runtime: chain(other_findings(seen, runtime), external_findings(seen))),
@@ -89,6 +92,10 @@ def examine(seen: Examined, runtime: ContainerRuntime | None) -> DoctorDocument:
     passed_over = set() if serves_by_cdi(seen) else {"CDI"}
     if serves_by_cdi_alone(seen):
         passed_over = {"container runtime", "nri-gpu"}
+    if seen.observer is None:
+        passed_over |= {"observer"}
+    elif observed_alone(seen):
+        passed_over |= _GRANTING
     parts = ((name, part) for name, part in PARTS if name not in passed_over)
     found = DoctorDocument.of(this_node(), *(_section(name, part, seen, runtime) for name, part in parts))
     return replace(found, simulated=seen.simulated)

@@ -37,6 +37,7 @@ class Examined(Struct, frozen=True, kw_only=True):
     policy_error: PolicyError | None = None
     status: DaemonStatus | None = None  # of the running daemon, or None if it could not be asked
     silence: OSError | ValueError | None = None  # why not; a ValueError for an answer that is none
+    observer: DaemonStatus | None = None  # of an observer, which answers where no daemon does
     state_dir: Path = DEFAULT_STATE
     guard_dir: Path = DEFAULT_RUN_DIR
     in_pod: bool = False  # it is what a pod shows

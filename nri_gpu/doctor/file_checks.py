@@ -12,7 +12,7 @@ import nri_gpu
 from nri_gpu.doctor.examined import Examined
 from nri_gpu.doctor.programs import UNIT_FOLDERS
 from nri_gpu.domain.finding import Finding, error, ok, unseen
-from nri_gpu.domain.names import CONTROL_SOCKET
+from nri_gpu.domain.names import CONTROL_SOCKET, DEFAULT_OBSERVE
 from nri_gpu.domain.text import listed
 from nri_gpu.policy.model import BUILT_IN
 from nri_gpu.system.storage import why_untrusted
@@ -20,7 +20,7 @@ from nri_gpu.system.storage import why_untrusted
 _SUBJECT: Final = "our files"
 _FileFault = tuple[str, str, str]
 _SHARED: Final = ("mps",)  # in the state folder
-_UNITS: Final = ("nri-gpu.service", "nri-gpu-guard.service", "nri-gpu-prepare.service", "nri-gpu-cdi.service")
+_UNITS: Final = tuple(f"nri-gpu{each}.service" for each in ("", "-guard", "-prepare", "-cdi", "-observe"))
 
 
 def files_findings(seen: Examined) -> Iterator[Finding]:
@@ -41,7 +41,12 @@ def _faults(seen: Examined) -> Iterator[_FileFault]:
     yield from _logged(seen)
     policy = Path(seen.policy.source)
     stage = seen.policy.driver.stage_dir
-    below = [stage, str(seen.guard_dir), *(f"{folder}/{unit}" for folder in UNIT_FOLDERS for unit in _UNITS)]
+    below = [
+        stage,
+        str(seen.guard_dir),
+        str(DEFAULT_OBSERVE),
+        *(f"{folder}/{unit}" for folder in UNIT_FOLDERS for unit in _UNITS),
+    ]
     below += [f"{stage}/{path.name}" for path in _entries(seen.at(stage))]
     ours = [policy, policy.parent] if seen.policy.source != BUILT_IN else []
     ours += [Path(nri_gpu.__file__).parent] if seen.root == Path("/") else []

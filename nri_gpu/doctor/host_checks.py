@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Final
 
 from nri_gpu.doctor.examined import TIME_ERROR, Examined
+from nri_gpu.doctor.observer_checks import observed_alone
 from nri_gpu.doctor.runtimes import ContainerRuntime
 from nri_gpu.domain.finding import Finding, error, note, ok, unseen, warning
 from nri_gpu.system.cpu import loader_fault
@@ -32,6 +33,9 @@ def host_findings(seen: Examined, runtime: ContainerRuntime | None) -> Iterator[
             "are given to containers if nobody here can change them",
         )
     yield _cgroups(seen)
+    if observed_alone(seen):  # what else is checked is for the files that a daemon keeps and gives to containers
+        yield _clock(seen)
+        return
     yield _selinux(seen, runtime)
     yield _apparmor(seen)
     yield from loader_findings(seen)

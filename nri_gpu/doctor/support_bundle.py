@@ -21,6 +21,7 @@ from nri_gpu import __version__
 from nri_gpu.doctor.examined import Examined
 from nri_gpu.doctor.runtimes import ContainerRuntime
 from nri_gpu.domain.errors import cause_of
+from nri_gpu.domain.names import DEFAULT_OBSERVE
 from nri_gpu.host.components import components
 from nri_gpu.host.facts import look
 from nri_gpu.host.kernel_view import HostFolders
@@ -59,6 +60,8 @@ def _documents(seen: Examined, runtime: ContainerRuntime | None) -> Iterator[tup
     yield "policy.json", _json(seen.policy)
     if seen.status:
         yield "status.json", _json(seen.status)
+    if seen.observer:
+        yield "observer.json", _json(seen.observer)
     if guard := read_guard_status(seen.at(seen.guard_dir)):
         yield "guard.json", _json(guard)
     if runtime:
@@ -72,7 +75,7 @@ def _documents(seen: Examined, runtime: ContainerRuntime | None) -> Iterator[tup
 
 def _listing(seen: Examined) -> Iterator[str]:
     """List the state folder and the staged drivers: names, sizes, modes and owners."""
-    for shown in (str(seen.state_dir), seen.policy.driver.stage_dir, str(seen.guard_dir)):
+    for shown in (str(seen.state_dir), seen.policy.driver.stage_dir, str(seen.guard_dir), str(DEFAULT_OBSERVE)):
         try:
             entries = sorted(seen.at(shown).iterdir())
         except OSError as error:

@@ -17,6 +17,7 @@ from rich.console import Console
 
 from nri_gpu.cli.page import Line, Tone
 from nri_gpu.cli.terminal import show_whole
+from nri_gpu.daemon.answers import ObserverStatus
 from nri_gpu.domain.errors import Exit
 from nri_gpu.domain.node import Majors
 from tests.support import builders as make
@@ -124,6 +125,33 @@ def test_a_daemon_that_never_answers_costs_a_second(host: DoctorNode, nri_gpu: N
         done = nri_gpu("doctor", "--root", host.root)
     assert time.monotonic() - began < 2
     assert "nri-gpu runs but does not answer" in " ".join(done.out.split())
+
+
+def observe_folder(host: DoctorNode) -> Path:
+    folder = host.root / "run/nri-gpu-observe"
+    folder.mkdir(mode=0o700)
+    return folder
+
+
+OBSERVED = status_json(view(node=make.node(driver_version=VERSION), observer=ObserverStatus(looked_s=1.0)))
+
+
+@pytest.mark.parametrize("options", [(), ("--state-dir", "/run/nri-gpu-observe")])
+def test_where_no_daemon_answers_an_observer_is_asked(
+    host: DoctorNode, nri_gpu: NriGpuCall, options: tuple[str, ...]
+) -> None:
+    with daemon(observe_folder(host), json.dumps(OBSERVED).encode()):
+        done = nri_gpu("doctor", "--root", host.root, *options)
+    assert "an observer answers, and no daemon in" in " ".join(done.out.split())
+    assert "containers start without GPUs" not in done.out
+
+
+def test_what_answers_in_the_observers_folder_and_is_none_is_not_believed(
+    host: DoctorNode, nri_gpu: NriGpuCall
+) -> None:
+    with daemon(observe_folder(host), json.dumps(ANSWER).encode()):
+        done = nri_gpu("doctor", "--root", host.root)
+    assert done.code == Exit.FINDING
 
 
 def test_an_empty_root_is_no_bug(nri_gpu: NriGpuCall, tmp_path: Path) -> None:
