@@ -23,7 +23,7 @@ MARKER_PREFIX: Final = "NRI_GPU_CLAIM_"
 
 POLICY_FILE: Final = "/etc/nri-gpu/policy.toml"  # unless an option names another file
 DEFAULT_STATE: Final = Path("/run/nri-gpu")
-DEFAULT_OBSERVE: Final = Path("/run/nri-gpu-observe")  # an observer's folder
+DEFAULT_OBSERVE: Final = Path("/run/nri-gpu-observe")  # the observer's run folder
 CONTROL_SOCKET: Final = "control.sock"
 LEDGER: Final = "ledger.json"
 # In the sentence about a library that is in none of the driver's folders; the folders stand between these two.
