@@ -407,9 +407,9 @@ class AllocationStatus(Struct, frozen=True, kw_only=True):
     """A GPU or MIG device that was given to a container, as an observer knows it.
 
     gpu_uuid: or empty for a device of no GPU known here, which is then named by `device`. by: who gave it. asked: what
-    its NVIDIA_VISIBLE_DEVICES says, which gives nothing. shared: of how many replicas it is one; 0 where it is whole.
-    opened: whether one of its processes has it open now; None where that was not seen. last_opened_s: when one was last
-    seen to. unseen: why a part is not known.
+    its NVIDIA_VISIBLE_DEVICES says, which gives nothing. shared: how many replicas of it are given, of which it has one;
+    0 where it is whole. opened: whether one of its processes has it open now; None where that was not seen. since_s:
+    when it was first seen; last_opened_s: when a process was last seen to have it open. unseen: why a part is not known.
     """
 
     gpu_uuid: str
@@ -424,6 +424,7 @@ class AllocationStatus(Struct, frozen=True, kw_only=True):
     asked: str = ""
     shared: int = 0
     opened: bool | None = None
+    since_s: float | None = None
     last_opened_s: float | None = None
     unseen: str = ""
 
@@ -431,7 +432,7 @@ class AllocationStatus(Struct, frozen=True, kw_only=True):
 class ObserverStatus(Struct, frozen=True, kw_only=True):
     """The observer's own state. looked_s: when it last looked at containers and processes; kubelet_s: at the kubelet.
 
-    unseen: what it cannot see, a sentence each. waits: why it shows nothing, such as a daemon on this node.
+    unseen: what it cannot see, a sentence each. quiet: patterns of pods and programs whose use of GPUs is no finding.
     """
 
     looked_s: float | None = None
@@ -440,6 +441,7 @@ class ObserverStatus(Struct, frozen=True, kw_only=True):
     unseen: tuple[str, ...] = ()
     allocations: tuple[AllocationStatus, ...] = ()
     findings: tuple[ObservedFinding, ...] = ()
+    quiet: tuple[str, ...] = ()
 
 
 class DaemonStatus(Struct, frozen=True, kw_only=True, tag_field="schema", tag="nri-gpu/status/v1"):
