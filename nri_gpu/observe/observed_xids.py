@@ -7,6 +7,7 @@ from collections import Counter, deque
 from collections.abc import Callable, Mapping, Sequence
 from typing import Final
 
+from nri_gpu.domain.gpu import GpuUuid
 from nri_gpu.domain.health import EventType, GpuEvent
 from nri_gpu.health.event_child import EventChild, EventSink
 from nri_gpu.health.xids import ActionClass, class_of
@@ -24,7 +25,7 @@ class ObservedXids:
     ) -> None:
         self._state = state
         self._heard = heard
-        self._last: dict[str, deque[tuple[int, float]]] = {}
+        self._last: dict[GpuUuid, deque[tuple[int, float]]] = {}
         self.counts: Counter[tuple[str, ActionClass]] = Counter()
         sink = EventSink(self.take, doubt)
         self._child = EventChild(driver.root, driver.library_dirs, sink, stage_dir=driver.stage_dir)
@@ -34,7 +35,7 @@ class ObservedXids:
         return self._child.starts
 
     @property
-    def last(self) -> Mapping[str, Sequence[tuple[int, float]]]:
+    def last(self) -> Mapping[GpuUuid, Sequence[tuple[int, float]]]:
         """Return number and time, in seconds since the epoch, of the last XIDs of each GPU, by its UUID."""
         return {uuid: tuple(each) for uuid, each in self._last.items()}
 
@@ -54,6 +55,6 @@ class ObservedXids:
             return
         if event.uuid not in {gpu.uuid for gpu in self._state.node.gpus}:
             return
-        self._last.setdefault(event.uuid, deque(maxlen=KEPT)).append((event.xid, time.time()))
+        self._last.setdefault(GpuUuid(event.uuid), deque(maxlen=KEPT)).append((event.xid, time.time()))
         self.counts[event.uuid, class_of(event.xid)] += 1
         self._heard()

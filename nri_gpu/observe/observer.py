@@ -16,10 +16,12 @@ from msgspec.structs import replace
 
 from nri_gpu.daemon.answers import ObserverStatus, StrayStatus
 from nri_gpu.domain.container import ContainerId
+from nri_gpu.domain.gpu import GpuUuid
 from nri_gpu.domain.node import Inventory, Majors
 from nri_gpu.health.gpu_record import Moment
 from nri_gpu.nri.list_size import ListedContainer
 from nri_gpu.observe.given import NO_KUBELET, Given
+from nri_gpu.observe.looker import PROCESSES
 from nri_gpu.observe.looks import Look
 from nri_gpu.observe.observed import Observed, observed_after
 from nri_gpu.system.folder_watch import FolderWatch
@@ -29,8 +31,8 @@ from nri_gpu.system.tasks import LogOnce, set_within
 SETTLE_S: Final = 1.0  # after a bundle came or went: others follow, and its files are written after its folder
 FRESH_S: Final = 10.0  # as old as a look may be for somebody who asks
 FRESH_WAIT_S: Final = 3.0  # for an answer to wait for a look
-PROCESSES: Final = "processes"  # `Unseen.what` of a look at them
-Xids = Mapping[str, Sequence[tuple[int, float]]]
+
+Xids = Mapping[GpuUuid, Sequence[tuple[int, float]]]
 
 
 class Senses(Struct, frozen=True, kw_only=True):
@@ -101,7 +103,8 @@ class Observer:
             self._open(watch)
             while True:
                 processes = await self._due()
-                watch.add(self._senses.folders())  # before the look: what comes after it is told
+                with suppress(OSError):  # one that went just now
+                    watch.add(self._senses.folders())  # before the look: what comes after it is told
                 await self._look_again(processes)
         finally:
             watch.close()

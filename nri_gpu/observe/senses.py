@@ -2,26 +2,18 @@
 
 from __future__ import annotations
 
-import time
-from collections.abc import Iterable
-from pathlib import Path
-
 from nri_gpu.domain.node import Inventory
-from nri_gpu.observe.given import NO_KUBELET, Given
+from nri_gpu.observe.kubelet_devices import given_devices
+from nri_gpu.observe.looker import look_at_node
 from nri_gpu.observe.looks import Look
 from nri_gpu.observe.observer import Senses
+from nri_gpu.observe.runtime_table import watched_folders
 
 
 def senses_of(podresources: str) -> Senses:
     """Return those of this machine. podresources: the kubelet's socket."""
 
     async def look(inventory: Inventory, processes: bool) -> Look:
-        return Look(at=time.monotonic())
+        return await look_at_node(inventory, processes=processes)
 
-    async def given() -> Given:
-        return NO_KUBELET
-
-    def folders() -> Iterable[Path]:
-        return ()
-
-    return Senses(look=look, given=given, folders=folders)
+    return Senses(look=look, given=lambda: given_devices(podresources), folders=watched_folders)

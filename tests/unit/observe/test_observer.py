@@ -31,7 +31,7 @@ EXTENT = Extent(1, 0, True)
 class Node:
     """A node that counts the looks at it. kinds: of each, whether it was at processes."""
 
-    def __init__(self, folder: Path, **settings: int) -> None:
+    def __init__(self, folder: Path, *, look_s: int = 3600, kubelet_s: int = 0) -> None:
         self.folder = folder
         self.kinds: list[bool] = []
         self.majors: list[Majors] = []
@@ -41,7 +41,7 @@ class Node:
         self.given = Given(at=time.monotonic(), kubelet=True)
         self.takes_s = 0.0
         self.at_once = 0
-        observe = ObserveSettings(**{"look_s": 3600, "kubelet_s": 0, **settings})
+        observe = ObserveSettings(look_s=look_s, kubelet_s=kubelet_s)
         self.state = NodeState(Inventory(taken_at=0), policy=replace(Policy.default(), observe=observe))
         senses = Senses(look=self._look, given=self._ask, folders=lambda: [folder])
         self.observer = Observer(self.state, senses, settle_s=0.02, fresh_s=3600)
