@@ -184,7 +184,8 @@ VERBS: Final = (
         (
             POLICY,
             GPUS,
-            _value("--pod-resources", "PATH", "the kubelet's PodResources socket (default: the kubelet's)"),
+            _value("--pod-resources", "PATH", "PodResources socket (default: the kubelet's in /var/lib/kubelet)"),
+            _value("--containerd-state", "DIR", "a containerd's state folder beside the usual ones"),
             _value("--run-dir", "DIR", "folder for its lock and control socket (default /run/nri-gpu-observe)"),
             _value("--state-dir", "DIR", "state folder of the daemon to wait for (default /run/nri-gpu)"),
             _switch("--watch-policy", "read the policy again whenever its file changes, such as a ConfigMap's"),

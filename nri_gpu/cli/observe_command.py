@@ -40,7 +40,7 @@ def run(args: argparse.Namespace) -> int:
     process = ObserveProcess(
         policy,
         run_dir,
-        senses_of(policy.policy.kubelet.podresources),
+        senses_of(policy.policy.kubelet.podresources, [args.containerd_state] if args.containerd_state else []),
         topology=Path(args.gpus) if args.gpus else None,
         state_dir=Path(args.state_dir or DEFAULT_STATE),
         may_open=may_open,

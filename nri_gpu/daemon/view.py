@@ -243,7 +243,7 @@ def _unit(unit: Unit, usage: Usage | None, ways: tuple[Way, ...], view: View) ->
         pci_bus_id=whole(unit).pci_bus_id,
         device_node=_device_node(unit),
         pool=pool.name if pool else "",
-        offered_to=ways,
+        offered_to=None if view.observer else ways,
         cordoned=view.cordons.get(unit.uuid),
     )
 

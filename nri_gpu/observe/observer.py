@@ -139,6 +139,7 @@ class Observer:
             unseen=tuple(filter(None, (*unseen, given.fault, self._without(), self._fault))),
             allocations=self.observed.allocations,
             findings=self.observed.findings,
+            quiet=self.observed.quiet,
         )
 
     def stray(self) -> StrayStatus:

@@ -13,7 +13,7 @@ import os
 from pathlib import Path
 from typing import Final
 
-from nri_gpu.system.storage import open_lock, try_lock
+from nri_gpu.system.storage import open_lock, stat_of, try_lock
 
 LOOK_S: Final = 0.02
 TAKES_OVER_S: Final = 10.0  # Register and what the kubelet dials for it; a unit's or a pod's time to stop is longer
@@ -48,6 +48,8 @@ class Succession:
     def awaited(self) -> bool:
         """Return whether this daemon has a successor that has not taken over yet."""
         try:
+            if stat_of(self._file) is None:  # a probe makes no file
+                return False
             lock = open_lock(self._file)
         except OSError:
             return False

@@ -1,0 +1,197 @@
+"""The observer as a process: its folder and its rights, what it never loads, and whom it makes room for."""
+
+from __future__ import annotations
+
+import os
+import signal
+import stat
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from msgspec.structs import replace
+
+from nri_gpu.domain.errors import Exit
+from nri_gpu.system.capabilities import CHOWN
+from tests.support.daemon import ENVIRONMENT, FOUR_GPUS, Launch, NriGpu
+from tests.support.nvml import FakeGpu, build_fake_nvml
+from tests.support.observer import Observing
+from tests.support.waiting import wait_for
+
+WAIT_S = 20.0
+RESIDENT_MAX_KIB = 40 << 10
+STOPPED_S = 15.0  # for a verb to give up on an observer that hangs
+AS_ROOT = pytest.mark.skipif(os.geteuid() != 0, reason="only root can keep a folder from others")
+# All that may be configured is on, and each part has done something when the modules are listed.
+LOADED = """
+import asyncio, os, signal, sys
+from pathlib import Path
+from nri_gpu.cli import observe_command
+from nri_gpu.observe.observe_process import ObserveProcess
+
+serve = ObserveProcess._serve
+
+async def listing(self):
+    serving = asyncio.create_task(serve(self))
+    while not self._observer.ready:
+        await asyncio.sleep(0.02)
+    await self._fresh()
+    for path, question in ((sys.argv[-1], b"GET /metrics HTTP/1.1\\r\\n\\r\\n"), (sys.argv[-2], b"status\\n")):
+        reader, writer = await asyncio.open_unix_connection(path)
+        writer.write(question)
+        assert await reader.read()
+        writer.close()
+    print(self._xids.starts, self._source.starts, *sys.modules)
+    os.kill(os.getpid(), signal.SIGTERM)
+    await serving
+
+ObserveProcess._serve = listing
+from nri_gpu.cli.main import parse
+sys.exit(observe_command.run(parse(*sys.argv[1:-2])))
+"""
+NEVER = ("nri_gpu.ttrpc", "nri_gpu.nri.session", "nri_gpu.nri.subscription", "nri_gpu._pb", "grpc", "pynvml")
+
+
+@pytest.fixture
+def launch(folder: Path) -> Launch:
+    return Launch(folder / "o", folder / "no-runtime")
+
+
+@pytest.fixture
+def observer(launch: Launch) -> Iterator[Observing]:
+    with Observing(launch) as observer:
+        observer.wait_looked()
+        yield observer
+
+
+def resident_kib(pid: int) -> int:
+    return next(
+        int(line.split()[1]) for line in Path(f"/proc/{pid}/status").read_text().splitlines() if "VmRSS" in line
+    )
+
+
+def capabilities(pid: int) -> int:
+    lines = Path(f"/proc/{pid}/status").read_text().splitlines()
+    return next(int(line.split()[1], 16) for line in lines if line.startswith("CapEff"))
+
+
+def test_what_it_never_loads(launch: Launch) -> None:
+    root = build_fake_nvml(launch.base.parent / "driver", [FakeGpu()])
+    metrics = launch.base.parent / "metrics.sock"
+    settings = launch.with_policy(
+        f'[observe]\nxids = true\n[driver]\nroot = "{root}"\n[metrics]\nlisten = "{metrics}"\n'
+    )
+    words = Observing(replace(settings, topology=None)).arguments
+    command = [sys.executable, "-c", LOADED, *words, str(launch.state / "control.sock"), str(metrics)]
+    done = subprocess.run(command, env=ENVIRONMENT, capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode == 0, done.stderr
+    xids, nvml, *modules = done.stdout.split()
+    assert (int(xids), int(nvml)) == (1, 1)
+    assert "nri_gpu.daemon.metrics_page" in modules
+    assert not [each for each in modules for name in NEVER if f"{each}.".startswith(f"{name}.")]
+
+
+@AS_ROOT
+def test_its_folder_is_roots_and_it_needs_little(observer: Observing) -> None:
+    modes = {path.name: stat.S_IMODE(path.stat().st_mode) for path in observer.folder.iterdir()}
+    assert stat.S_IMODE(observer.folder.stat().st_mode) == 0o700
+    assert modes == {"control.sock": 0o600, "lock": 0o600, "alive": 0o644}
+    assert capabilities(observer.pid) & ~(1 << CHOWN) == 0
+    assert resident_kib(observer.pid) < RESIDENT_MAX_KIB
+
+
+def test_it_answers_as_a_daemon_does_and_changes_nothing(observer: Observing) -> None:
+    status = observer.status()
+    assert status["node"]["observed"]
+    assert [gpu["offered_to"] for gpu in status["gpus"]] == [None] * 4
+    assert status["observer"]["looked_s"] == pytest.approx(time.time(), abs=WAIT_S)
+    for words in (("cordon", "0", "--why", "x"), ("uncordon", "0"), ("repaired", "0")):
+        done = observer.verb(*words)
+        assert done.returncode == Exit.UNAVAILABLE
+        assert "an observer answers, which changes nothing" in done.stderr
+    assert observer.verb("status", "--processes").returncode == 0
+
+
+def test_a_second_observer_says_whose_folder_it_is(observer: Observing) -> None:
+    command = [*observer.words(), *observer.arguments]
+    done = subprocess.run(command, env=ENVIRONMENT, capture_output=True, text=True, timeout=WAIT_S, check=False)
+    assert done.returncode == Exit.UNAVAILABLE
+    assert f"another observer (pid {observer.pid}) runs with run folder {observer.folder}" in done.stderr
+    assert observer.status()["observer"]
+
+
+def test_it_makes_room_for_a_daemon_and_comes_back(folder: Path, launch: Launch) -> None:
+    daemon = NriGpu(Launch(folder / "d", folder / "no-runtime"))
+    with Observing(launch, daemon.folder) as observer:
+        observer.wait_looked()
+        with daemon:
+            observer.wait_logged("the observer shows nothing")
+            wait_for("its socket to go", lambda: not (observer.folder / "control.sock").exists(), WAIT_S)
+            assert observer.has_notified(f"STATUS=waiting: a daemon (pid {daemon.pid})")
+            assert observer.verb("status").returncode == Exit.UNAVAILABLE
+        observer.wait_logged("observing again")
+        observer.wait_looked()
+        assert observer.log().count("the observer shows nothing") == 1
+        assert observer.terminate() == 0
+    assert {each.name for each in observer.folder.iterdir()} == {"lock", "alive"}
+
+
+def test_in_a_terminal_it_ends_where_there_is_a_daemon(folder: Path, launch: Launch) -> None:
+    with NriGpu(Launch(folder / "d", folder / "no-runtime")) as daemon:
+        wait_for("the daemon", lambda: (daemon.folder / "control.sock").exists(), WAIT_S)
+        command = [*daemon.words(), *Observing(launch, daemon.folder).arguments]
+        done = subprocess.run(command, env=ENVIRONMENT, capture_output=True, text=True, timeout=WAIT_S, check=False)
+        assert done.returncode == 0
+        assert f"a daemon (pid {daemon.pid}) runs on this node" in done.stdout
+
+
+def test_no_policy_keeps_it_from_observing(launch: Launch) -> None:
+    settings = launch.with_policy("[observe]\nlook_s = 1\n")
+    file = settings.policy
+    assert file
+    with Observing(settings, more=["--watch-policy"]) as observer:
+        observer.wait_looked()
+        assert "observe.look_s" in observer.status()["policy"]["rejected"]
+        assert "ERROR   policy not taken, observing goes on" in observer.log()
+        file.write_text("[observe]\nlook_s = 100\n")
+        wait_for("the new policy", lambda: not observer.status()["policy"]["rejected"], WAIT_S)
+        assert observer.status()["policy"]["source"] == str(file)
+        file.unlink()
+        observer.hang_up()
+        wait_for("the fault", lambda: "no such file" in observer.status()["policy"]["rejected"], WAIT_S)
+        assert observer.status()["policy"]["source"] == str(file)
+
+
+def test_nvml_is_asked_as_status_has_it(launch: Launch) -> None:
+    root = build_fake_nvml(launch.base.parent / "driver", [FakeGpu()])
+    settings = launch.with_policy(f'[driver]\nroot = "{root}"\n')
+    with Observing(replace(settings, topology=None)) as observer:
+        observer.wait_looked()
+        wait_for("a sample", lambda: bool(observer.status()["gpus"][0]["usage"]), WAIT_S)
+
+
+def test_one_that_hangs_holds_no_verb_up_for_long(observer: Observing) -> None:
+    os.kill(observer.pid, signal.SIGSTOP)
+    try:
+        began = time.monotonic()
+        assert observer.verb("status").returncode == Exit.UNAVAILABLE
+        assert time.monotonic() - began < STOPPED_S
+    finally:
+        os.kill(observer.pid, signal.SIGCONT)
+
+
+def test_options_that_are_wrong(folder: Path, launch: Launch) -> None:
+    taken = folder / "file"
+    taken.write_text("")
+    for words, code, said in (
+        (["--pod-resources", "here"], Exit.USAGE, "--pod-resources: "),
+        (["--run-dir", str(taken)], Exit.UNAVAILABLE, f"run folder {taken} cannot be used"),
+    ):
+        command = [sys.executable, "-m", "nri_gpu", "observe", "--gpus", str(FOUR_GPUS), *words]
+        done = subprocess.run(command, env=ENVIRONMENT, capture_output=True, text=True, timeout=WAIT_S, check=False)
+        assert done.returncode == code
+        assert said in done.stderr
+        assert "Traceback" not in done.stderr
