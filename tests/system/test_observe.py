@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import signal
 import stat
 import subprocess
@@ -14,17 +15,30 @@ from pathlib import Path
 import pytest
 from msgspec.structs import replace
 
+from nri_gpu.cli.ask_daemon import ask
+from nri_gpu.daemon.answers import DaemonStatus
 from nri_gpu.domain.errors import Exit
 from nri_gpu.system.capabilities import CHOWN
-from tests.support.daemon import ENVIRONMENT, FOUR_GPUS, Launch, NriGpu
+from tests.support.daemon import ENVIRONMENT, FOUR_GPUS, UUIDS, Launch, NriGpu
 from tests.support.nvml import FakeGpu, build_fake_nvml
 from tests.support.observer import Observing
 from tests.support.waiting import wait_for
+from tests.unit.verify.test_oci_bundles import write
 
 WAIT_S = 20.0
 RESIDENT_MAX_KIB = 40 << 10
 STOPPED_S = 15.0  # for a verb to give up on an observer that hangs
 AS_ROOT = pytest.mark.skipif(os.geteuid() != 0, reason="only root can keep a folder from others")
+# A pod's container with GPU 1 of the simulated node, as containerd writes it.
+SPEC = {
+    "annotations": {
+        "io.kubernetes.cri.container-type": "container",
+        "io.kubernetes.cri.sandbox-namespace": "ml",
+        "io.kubernetes.cri.sandbox-name": "train",
+        "io.kubernetes.cri.container-name": "main",
+    },
+    "linux": {"devices": [{"path": "/dev/nvidia1", "type": "c", "major": 195, "minor": 1}]},
+}
 # All that may be configured is on, and each part has done something when the modules are listed.
 LOADED = """
 import asyncio, os, signal, sys
@@ -181,6 +195,21 @@ def test_one_that_hangs_holds_no_verb_up_for_long(observer: Observing) -> None:
         assert time.monotonic() - began < STOPPED_S
     finally:
         os.kill(observer.pid, signal.SIGCONT)
+
+
+def test_containers_that_come_and_go_are_seen_without_a_question(folder: Path, launch: Launch) -> None:
+    """The chart's probes and `status -o json` of monitoring ask nothing that has the node looked at."""
+    bundle = write(folder / "containerd", SPEC)
+    with Observing(launch, more=["--containerd-state", str(folder / "containerd")]) as observer:
+
+        def given() -> list[str]:
+            status = ask(observer.folder / "control.sock", "status", DaemonStatus)
+            return [each.gpu_uuid for each in status.observer.allocations] if status.observer else []
+
+        observer.wait_looked()
+        assert given() == [UUIDS[1]]
+        shutil.rmtree(bundle)
+        wait_for("the container to go", lambda: given() == [], WAIT_S)
 
 
 def test_options_that_are_wrong(folder: Path, launch: Launch) -> None:
