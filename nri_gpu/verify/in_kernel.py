@@ -7,6 +7,7 @@ security/device_cgroup.c, devcgroup_check_permission). Nothing here asks the con
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from functools import lru_cache
 from pathlib import Path
 from typing import Final, Self
 
@@ -47,6 +48,11 @@ class DeviceRule(Struct, frozen=True):
         return self.kind in "ac" and numbers and wanted <= {*self.access}
 
 
+# Most containers of a node have the same rules.
+_rule: Final = lru_cache(1024)(DeviceRule.parse)
+_program: Final = lru_cache(64)(parse_program)
+
+
 class DeviceFilter(Struct, frozen=True):
     """The devices that one process may open.
 
@@ -80,6 +86,7 @@ class Kernel:
         """Read our own mounts. Raises: UnseenError."""
         self.proc = proc
         self.mounts = mounts_of("self", proc)
+        self._places = hierarchies(self.mounts)
         self._programs = programs
         self._code = code
 
@@ -88,7 +95,7 @@ class Kernel:
 
         Raises: UnseenError: also if it is not in that container.
         """
-        cgroups, places = cgroups_of(pid, self.proc), hierarchies(self.mounts)
+        cgroups, places = cgroups_of(pid, self.proc), self._places
         if not any(container in path for path in cgroups.values()):
             raise UnseenError(f"process {pid}, which its runtime names, is in no cgroup of this container")
         legacy, unified = cgroups.get(DEVICES), cgroups.get(UNIFIED)
@@ -108,7 +115,7 @@ class Kernel:
         for each in raw:
             if not each:
                 raise UnseenError("the kernel hides the eBPF program that filters its devices: net.core.bpf_jit_harden")
-            yield parse_program(each)
+            yield _program(each)
 
 
 def staged_by_mounts(stage_dir: Path, host: Iterable[Mounted], inside: Iterable[Mounted]) -> frozenset[str]:
@@ -128,7 +135,7 @@ def staged_by_mounts(stage_dir: Path, host: Iterable[Mounted], inside: Iterable[
 def _rules(places: Mapping[str, Path], path: str) -> tuple[DeviceRule, ...]:
     if DEVICES not in places:
         raise UnseenError("the devices controller of cgroup v1 is not mounted here")
-    return tuple(parsed(_below(places[DEVICES], path) / "devices.list", DeviceRule.parse))
+    return tuple(parsed(_below(places[DEVICES], path) / "devices.list", _rule))
 
 
 def _below(where: Path, path: str) -> Path:
