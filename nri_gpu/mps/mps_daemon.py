@@ -23,7 +23,8 @@ from nri_gpu.driver.trees import BINARIES, HOST_BINARIES, LIBRARIES
 from nri_gpu.mps.mps_folders import DaemonFolder, clients, mount_fault
 from nri_gpu.policy.mps_settings import MpsSettings
 from nri_gpu.system.child import Unkilled, check_unkilled, keep, run
-from nri_gpu.system.process import Process, ProcessWatch, lives, process_of
+from nri_gpu.system.process import Process, lives, process_of
+from nri_gpu.system.process_watch import ProcessWatch
 from nri_gpu.system.storage import text_of
 from nri_gpu.system.tasks import first_done
 

@@ -1,22 +1,21 @@
-"""Processes, read from /proc and watched through pidfds."""
+"""Processes, read from /proc: for our children, too, which bring no event loop."""
 
 from __future__ import annotations
 
-import asyncio
 import os
-import select
-import signal
 import socket
 import struct
-from asyncio.trsock import TransportSocket
 from contextlib import suppress
 from pathlib import Path
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 from msgspec import Struct
 
 from nri_gpu.system.proc import PROC, parse_stat
 from nri_gpu.system.storage import read_bytes, text_of
+
+if TYPE_CHECKING:
+    from asyncio.trsock import TransportSocket
 
 _CREDENTIALS: Final = struct.Struct("3i")  # struct ucred: pid, uid, gid
 
@@ -31,19 +30,19 @@ class Process(Struct, frozen=True):
 def process_of(pid: int, proc: Path = PROC) -> Process | None:
     """Return the process with that PID, or None if there is none, if all its threads have ended, or if it is unseen."""
     with suppress(OSError):
-        return _find(pid, proc)
+        return find_process(pid, proc)
     return None
 
 
 def lives(process: Process, proc: Path = PROC) -> bool:
     """Return whether a process lives. One that cannot be looked at, as without a free descriptor, counts as alive."""
     try:
-        return _find(process.pid, proc) == process
+        return find_process(process.pid, proc) == process
     except OSError:
         return True
 
 
-def _find(pid: int, proc: Path) -> Process | None:
+def find_process(pid: int, proc: Path) -> Process | None:
     """Return the process with that PID, or None if it has ended. Raises: OSError: /proc cannot be read."""
     try:
         text = read_bytes(f"{proc}/{pid}/stat", -1).decode("ascii", errors="replace")
@@ -79,44 +78,3 @@ def has_our_pids(connection: socket.socket | TransportSocket) -> bool:
     text = text_of(PROC / "self/fdinfo" / str(fd)) or ""
     os.close(fd)
     return next((line.split()[1:] for line in text.splitlines() if line.startswith("NSpid:")), []) == [str(pid)]
-
-
-class ProcessWatch:
-    """A watch on one process through a descriptor that is readable once it ended. Source: pidfd_open(2).
-
-    ended: set then, by the event loop that the watch was made in.
-    """
-
-    def __init__(self, process: Process) -> None:
-        """Begin the watch. Raises: ProcessLookupError: the process is gone; OSError: it cannot be watched."""
-        self.process = process
-        self.fd = os.pidfd_open(process.pid)
-        try:
-            if _find(process.pid, PROC) != process:  # it ended meanwhile, and another process may have its PID
-                raise ProcessLookupError(process.pid)
-        except OSError:
-            os.close(self.fd)
-            raise
-        self.ended = asyncio.Event()
-        self._loop = asyncio.get_running_loop()
-        self._loop.add_reader(self.fd, self._on_end)
-
-    @property
-    def alive(self) -> bool:
-        """Return whether the process has not ended, by one system call."""
-        poll = select.poll()
-        poll.register(self.fd, select.POLLIN)
-        return not poll.poll(0)
-
-    def send(self, number: signal.Signals) -> None:
-        """Send a signal to exactly this process, or nothing if it has ended."""
-        with suppress(ProcessLookupError):
-            signal.pidfd_send_signal(self.fd, number)
-
-    def close(self) -> None:
-        self._loop.remove_reader(self.fd)
-        os.close(self.fd)
-
-    def _on_end(self) -> None:
-        self._loop.remove_reader(self.fd)  # it stays readable
-        self.ended.set()
