@@ -12,6 +12,9 @@ import pytest
 from tests.support.cache import one_at_a_time
 from tests.support.cluster import FOLDER, Cluster, programs
 from tests.support.cluster_claims import DraCluster
+from tests.support.daemon import FOUR_GPUS
+from tests.support.nvidia_dra import NvidiaDra
+from tests.support.observed_cluster import ObservedCluster
 
 
 @pytest.fixture(scope="session")
@@ -62,3 +65,16 @@ def dra(cluster: Cluster) -> Iterator[DraCluster]:
     made = DraCluster(cluster)
     yield made
     made.end()
+
+
+@pytest.fixture
+def observed(cluster: Cluster) -> Iterator[ObservedCluster]:
+    """The cluster, where NVIDIA's DRA driver and a device plugin allocate the four GPUs; no observer runs yet."""
+    nvidia = NvidiaDra(cluster, FOUR_GPUS)
+    nvidia.run()
+    made = ObservedCluster(cluster)
+    made.run_plugin()
+    yield made
+    made.end()
+    cluster.kubectl("delete", "pods,resourceclaims", "--all")  # what prepared claims must run until they are gone
+    nvidia.stop()

@@ -244,7 +244,7 @@ class Cluster:
         """`nri-gpu run --kubelet`, registered with both sides. topology: a file, or the text of one."""
         gpus = topology if isinstance(topology, Path) else self.file("topology.toml", topology)
         words = ["--gpus", str(gpus), "--socket", Policy.default().plugin.socket, "--kubelet", "--log-level", "DEBUG"]
-        words += ["--policy", str(self._policy(policy))]
+        words += ["--policy", str(self.policy(policy))]
         self.spawn(DAEMON, "run", *words, *options)
         self.wait_ready()
 
@@ -257,7 +257,7 @@ class Cluster:
     def run_guard(self) -> None:
         """`nri-gpu guard`, connected."""
         own = str(self.folder / "guard")
-        self.spawn(GUARD, "guard", "--run-dir", own, "--policy", str(self._policy("")))
+        self.spawn(GUARD, "guard", "--run-dir", own, "--policy", str(self.policy("")))
         wait_for("the guard", lambda: self.nri_gpu("status", "--guard", own).returncode == 0)
 
     def wait_ready(self) -> None:
@@ -276,7 +276,8 @@ class Cluster:
         """Where this containerd looks for CDI specifications."""
         return self.place / "ctrd" / "cdi"
 
-    def _policy(self, text: str) -> Path:
+    def policy(self, text: str) -> Path:
+        """A policy file of that text, whose CDI specifications this containerd reads."""
         table, line = "[kubelet]\n", f'cdi_dir = "{self.cdi}"\n'
         whole = text.replace(table, table + line) if table in text else f"{text}\n{table}{line}"
         return self.file("policy.toml", whole)
