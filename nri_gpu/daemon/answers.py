@@ -407,9 +407,9 @@ class AllocationStatus(Struct, frozen=True, kw_only=True):
     """A GPU or MIG device that was given to a container, as an observer knows it.
 
     gpu_uuid: or empty for a device of no GPU known here, which is then named by `device`. by: who gave it. asked: what
-    its NVIDIA_VISIBLE_DEVICES says, which gives nothing. shared: how many replicas of it are given, of which it has one;
-    0 where it is whole. opened: whether one of its processes has it open now; None where that was not seen. since_s:
-    when it was first seen; last_opened_s: when a process was last seen to have it open. unseen: why a part is not known.
+    its NVIDIA_VISIBLE_DEVICES says, which gives nothing. shared: how many replicas are given, of which it has one; 0
+    where it is whole. opened: whether one of its processes has it open now; None where that was not seen. since_s: when
+    it was first seen. last_opened_s: when a process was last seen to have it open. unseen: why a part is not known.
     """
 
     gpu_uuid: str

@@ -18,6 +18,7 @@ from prometheus_client import generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
 
 from nri_gpu import __version__
+from nri_gpu.daemon.answers import AllocationStatus
 from nri_gpu.daemon.view import View
 from nri_gpu.decision.eligible import node_fault
 from nri_gpu.decision.overlaps import conflicts, overlaps
@@ -25,6 +26,7 @@ from nri_gpu.decision.refusals import IN_MIG_MODE, why_not
 from nri_gpu.domain.decision import Code
 from nri_gpu.domain.gpu import DEFAULT_CAPABILITIES, MigPart, Unit, described, health_of
 from nri_gpu.domain.health import NO_NOTES, HealthNotes, HealthState, Sign
+from nri_gpu.domain.observed import FindingKind
 from nri_gpu.health.xid_log import by_action
 from nri_gpu.ledger.ledger import Ledger
 from nri_gpu.plugin.counts import BOUNDS_S, REFUSALS, Failure, Outcome
@@ -81,14 +83,19 @@ class Family(Struct, frozen=True):
 
 
 def pages(view: View) -> Iterator[bytes]:
-    """Yield the text, in pages that take about PAGE_S each to make."""
+    """Yield the text, in pages that take about PAGE_S each to make. An observer has no metrics of grants."""
     for family in FAMILIES:
-        yield generate_latest(OneFamily(family.of(view)))
-    yield generate_latest(OneFamily(_create_container(view)))
-    yield from _grant_pages(view.ledger)
+        if view.observer is None or family.name in _OF_A_NODE:
+            yield generate_latest(OneFamily(family.of(view)))
+    if view.observer:
+        for family in OBSERVED:
+            yield from _bounded_pages(family, view)
+    else:
+        yield generate_latest(OneFamily(_create_container(view)))
+        yield from _grant_pages(view.ledger)
     if view.settings.metrics.usage:
         for family in USAGE:
-            yield from _usage_pages(family, view)
+            yield from _bounded_pages(family, view)
 
 
 def _create_container(view: View) -> HistogramMetricFamily:
@@ -126,8 +133,8 @@ def _grant_pages(ledger: Ledger) -> Iterator[bytes]:
     yield b"".join([*page, generate_latest(OneFamily(GaugeMetricFamily(name, about, value=left_out)))])
 
 
-def _usage_pages(family: Family, view: View) -> Iterator[bytes]:
-    """Yield a metric of what GPUs or holders do, with at most as many series as grants may have."""
+def _bounded_pages(family: Family, view: View) -> Iterator[bytes]:
+    """Yield a metric of GPUs, holders or allocations, with at most as many series as grants may have."""
     samples = family.value(view)
     assert not isinstance(samples, (int, float))
     seen: set[tuple[str, ...]] = set()  # containers of one pod may have one name, as grants have it
@@ -238,6 +245,27 @@ def _idle_s(view: View, use: HolderUse) -> float | None:
     if use.idle:
         return view.monotonic - use.idle.since
     return None if use.look.used is None else 0
+
+
+def _allocated(view: View) -> Iterator[Sample]:
+    return ((_allocation_labels(each), 1) for each in view.observer.allocations) if view.observer else iter(())
+
+
+def _allocation_labels(each: AllocationStatus) -> tuple[str, ...]:
+    return (each.gpu_uuid or each.device, each.namespace, each.pod, each.container, each.by)
+
+
+def _unopened_s(view: View) -> Iterator[Sample]:
+    """Yield for how long each allocation was not seen open; none of those where nobody can tell."""
+    for each in view.observer.allocations if view.observer else ():
+        last_s = each.last_opened_s or each.since_s
+        if each.opened is not None and last_s is not None:
+            yield _allocation_labels(each)[:-1], 0 if each.opened else max(0.0, view.wall - last_s)
+
+
+def _observer_findings(view: View) -> Iterator[Sample]:
+    found = Counter(each.kind for each in view.observer.findings) if view.observer else Counter[str]()
+    return (((kind,), found[kind]) for kind in FindingKind)
 
 
 def _known(value: float | None) -> Iterable[Sample]:
@@ -424,6 +452,32 @@ FAMILIES: Final = (
     Family(GAUGE, "nri_gpu_stray_uses", "Who uses GPUs that nobody granted, by kind.", _stray, ("kind",)),
 )
 
+# Of those above, the ones that an observer has, too.
+_OF_A_NODE: Final = frozenset(
+    f"nri_gpu_{name}"
+    for name in (
+        *("build_info", "policy_rejected", "inventory_fault", "inventory_age_seconds", "child_restarts"),
+        *("inventory_stale_after_seconds", "fabric_not_ready_gpus", "xids", "undescribed_gpus", "set_aside_gpus"),
+        *("monitors", "stray_uses"),
+    )
+)
+OBSERVED: Final = (
+    Family(
+        GAUGE,
+        "nri_gpu_allocation_info",
+        "1 for each GPU or MIG device and each container that it was given to, by whatever gave it.",
+        _allocated,
+        ("uuid", "namespace", "pod", "container", "by"),
+    ),
+    Family(
+        GAUGE,
+        "nri_gpu_allocation_unopened_seconds",
+        "Time in which no process of a container was seen to have open what it was given.",
+        _unopened_s,
+        ("uuid", "namespace", "pod", "container"),
+    ),
+    Family(GAUGE, "nri_gpu_observer_findings", "Findings of an observer, by kind.", _observer_findings, ("kind",)),
+)
 UNIT_LABELS: Final = ("uuid", "index", "model")
 HOLDER_LABELS: Final = ("uuid", "namespace", "pod", "container")
 USAGE: Final = (

@@ -11,7 +11,13 @@ import pytest
 from msgspec.structs import replace
 
 from nri_gpu.daemon import metrics_page
-from nri_gpu.daemon.answers import PolicyStatus, StrayStatus
+from nri_gpu.daemon.answers import (
+    AllocationStatus,
+    ObservedFinding,
+    ObserverStatus,
+    PolicyStatus,
+    StrayStatus,
+)
 from nri_gpu.daemon.metrics_page import GRANTS_MAX, pages
 from nri_gpu.daemon.view import View
 from nri_gpu.domain.container import ContainerId
@@ -20,6 +26,7 @@ from nri_gpu.domain.gpu import GpuUuid, PciBusId
 from nri_gpu.domain.gpu_request import Mode
 from nri_gpu.domain.health import HealthNotes, HealthState
 from nri_gpu.domain.node import GpuFault, Inventory, KernelGpu
+from nri_gpu.domain.observed import FindingKind
 from nri_gpu.domain.sample import UnitSample
 from nri_gpu.health.xids import ActionClass
 from nri_gpu.ledger.ledger import GrantPhase
@@ -65,6 +72,25 @@ USED: Final[dict[str, Any]] = {
         },
     ),
 }
+
+
+OPEN, UNUSED, UNSEEN = (
+    AllocationStatus(
+        gpu_uuid=UUIDS[0], namespace="ml", pod=pod, container="main", by="CDI", opened=opened, since_s=-70.0
+    )
+    for pod, opened in (("open", True), ("unused", False), ("unseen", None))
+)
+OBSERVER: Final = ObserverStatus(
+    allocations=(
+        OPEN,
+        UNUSED,
+        UNUSED,
+        replace(UNUSED, pod="ended", last_opened_s=-30.0),
+        UNSEEN,
+        AllocationStatus(gpu_uuid="", device="MIG-1", container="web"),
+    ),
+    findings=(ObservedFinding(kind=FindingKind.TWICE, message="a"), ObservedFinding(kind="of a newer one", message="")),
+)
 
 
 def scrape(**changed: object) -> Scraped:
@@ -132,6 +158,31 @@ def test_what_is_known_of_each_gpus_health() -> None:
     for name, values in (("reset_due", (1, 0)), ("failing_namespaces", (3, 0))):
         found = [said.value(f"nri_gpu_gpu_{name}", uuid=gpu.uuid, index=gpu.place) for gpu in gpus]
         assert found == [*values], name
+
+
+def test_an_observer_shows_allocations_and_nothing_of_grants() -> None:
+    said = scrape(observer=OBSERVER)
+    rows = said.series("nri_gpu_allocation_info")
+    assert [(each["uuid"], each["pod"], each["by"]) for each in rows] == [
+        *((UUIDS[0], pod, "CDI") for pod in ("open", "unused", "ended", "unseen")),
+        ("MIG-1", "", ""),
+    ]
+    idle = "nri_gpu_allocation_unopened_seconds"
+    assert {each["pod"]: said.value(idle, **each) for each in said.series(idle)} == {
+        "open": 0,
+        "unused": 70,
+        "ended": 30,
+    }
+    found = "nri_gpu_observer_findings"
+    assert {each["kind"]: said.value(found, **each) for each in said.series(found)} == {
+        kind: kind is FindingKind.TWICE for kind in FindingKind
+    }
+    assert (
+        said.types.keys() & {GRANT, "nri_gpu_connected", "nri_gpu_node_ready", "nri_gpu_create_container_seconds"}
+        == set()
+    )
+    assert said.value("nri_gpu_inventory_fault") == 0
+    assert scrape().types.keys() & {idle, found, "nri_gpu_allocation_info"} == set()
 
 
 def test_a_process_that_cannot_be_killed() -> None:
@@ -272,7 +323,9 @@ def test_the_metrics_of_holders_have_bounds_and_short_pages() -> None:
 
 def test_the_table_in_the_docs_is_true() -> None:
     rows = re.findall(r"^\| `(nri_gpu_\w+)` \| (\w+) \|([^|]*)\|", DOCS.read_text(), re.MULTILINE)
-    said = scrape(**USED, unkilled=(STUCK,), held={("ml", "", "shared"): 2.5})
+    daemon = scrape(**USED, unkilled=(STUCK,), held={("ml", "", "shared"): 2.5})
+    observer = scrape(observer=OBSERVER)
+    said = Scraped({**observer.types, **daemon.types}, {**observer.samples, **daemon.samples})
     # The library reads a counter's name without `_total`.
     families = {(f"{name}_total" if kind == "counter" else name, kind) for name, kind in said.types.items()}
     assert {(name, kind) for name, kind, _ in rows} == families

@@ -16,6 +16,7 @@ from nri_gpu.domain.container import Cgroup, ContainerId, FirstProcess
 from nri_gpu.domain.gpu import GpuUuid
 from nri_gpu.domain.gpu_request import Mode
 from nri_gpu.domain.names import LEDGER
+from nri_gpu.domain.value import encode
 from nri_gpu.ledger.events import DevicesAllocated, PodGone, Reconciled, Removed, Synchronized
 from nri_gpu.ledger.holders import DriverDevice
 from nri_gpu.ledger.ledger import GrantPhase, Ledger, Live
@@ -121,6 +122,15 @@ def test_the_published_ledger(tmp_path: Path) -> None:
         "opened": [],
         "processes": {},
     }
+
+
+def test_who_gave_it_is_in_no_file_of_a_daemon(tmp_path: Path) -> None:
+    """An observer knows it, and keeps its ledger in memory; an audit log without the field stays as it was."""
+    theirs = make.foreign(3)
+    assert "by" not in encode(theirs)
+    assert encode(replace(theirs, by="CDI"))["by"] == "CDI"
+    texts = {kept(tmp_path, make.ledger(others=[replace(theirs, by=by)])).read_text() for by in ("", "CDI")}
+    assert len(texts) == 1
 
 
 def test_that_it_was_a_monitor_is_remembered(tmp_path: Path) -> None:
