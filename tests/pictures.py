@@ -23,6 +23,8 @@ from nri_gpu.cli import terminal
 from nri_gpu.cli.doctor_command import TONES
 from nri_gpu.cli.live_screen import KEYS_LINE
 from nri_gpu.cli.page import Line, Page, Tone
+from nri_gpu.cli.render import Times
+from nri_gpu.cli.status_page import status_page
 from nri_gpu.cli.watch import Asked, live_page, moments
 from nri_gpu.daemon.answers import DaemonStatus
 from nri_gpu.daemon.view import status_of
@@ -34,6 +36,7 @@ from nri_gpu.ledger.ledger import Entry
 from nri_gpu.system.node_name import NamedNode
 from tests.support import builders as make
 from tests.support.views import CLOCK, NOW, view
+from tests.unit.cli.printed import observed_node
 from tests.unit.doctor.node import DoctorNode, old_uvm
 from tests.unit.host.host_tree import host_below
 
@@ -98,9 +101,15 @@ def doctor() -> Page:
         return [Line(text.replace(folder, ""), TONES[level]) for text, level in found]
 
 
+def status_observed() -> Page:
+    """Five GPUs that others gave, and a container that has one open which nobody gave it."""
+    return status_page(observed_node(), Times(NOW), glance=True)
+
+
 COLUMNS: Final = 100
 PICTURES: Final[Mapping[str, tuple[str, Callable[[], Page]]]] = {
     "status-watch.svg": ("nri-gpu status --watch", status_watch),
+    "status-observed.svg": ("nri-gpu status", status_observed),
     "doctor.svg": ("nri-gpu doctor", doctor),
 }
 

@@ -13,7 +13,8 @@ from typing import Final
 
 from msgspec import convert, to_builtins
 
-from nri_gpu.cli.ask_daemon import answer_of, answering, ask
+from nri_gpu.cli.ask_daemon import answer_of, ask
+from nri_gpu.cli.observed_page import observed_table
 from nri_gpu.cli.page import Line, rows_of
 from nri_gpu.cli.processes_page import ask_for_processes, processes_lines
 from nri_gpu.cli.render import Times, answer
@@ -86,6 +87,8 @@ def _bare(status: DaemonStatus, times: Times, args: argparse.Namespace) -> list[
         return [printable(line.text.strip()) for line in refusals_page(status, times)[2:] if isinstance(line, Line)]
     if args.output == "name":
         return [printable(gpu.uuid) for gpu in status.gpus]
+    if status.observer:
+        return rows_of(observed_table(status, status.observer, times, wide=times.absolute).filled)
     return rows_of(status_table(status, times, wide=times.absolute).filled)
 
 

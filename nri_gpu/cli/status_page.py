@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from typing import Final
 
 from nri_gpu.cli.gpu_troubles import name_of, trouble_lines
+from nri_gpu.cli.observed_page import given_counts, observed_lines, observed_table
 from nri_gpu.cli.page import Grid, Line, Tone
 from nri_gpu.cli.render import SHOWN, Times, lines, unlisted_lines
 from nri_gpu.cli.status_table import pod_of, status_table
@@ -82,6 +83,20 @@ def status_page(
     nothing: what stands for an empty table.
     """
     wrong = [*lines(faults(status, times) + to_mend(status), Tone.BAD)]
+    if observer := status.observer:
+        return [
+            Line(headline(status), Tone.HEAD),
+            *([Line(given_counts(status, observer)), *wrong] if glance else []),
+            observed_table(status, observer, times, wide=wide)
+            if status.gpus or observer.allocations
+            else Line(nothing),
+            *observed_lines(status, observer, times, wide=wide),
+            *_faults_of_gpus(status, times),
+            *lines(_of_samples(status, times), Tone.WARN),
+            *lines(_notes(status, times), Tone.WARN),
+            *([] if glance else wrong),
+            *lines(_changes(status, times), Tone.FAINT),
+        ]
     return [
         Line(headline(status), Tone.HEAD),
         *([Line(counted(status)), *wrong] if glance else []),
@@ -99,9 +114,10 @@ def status_page(
 
 
 def headline(status: DaemonStatus) -> str:
-    """Return `node-7: containerd 2.1.9, driver 580.95.05, policy: /etc/nri-gpu/policy.toml`."""
+    """Return `node-7: containerd 2.1.9, driver 580.95.05, policy: /etc/nri-gpu/policy.toml`, or `observed`."""
     runtime, node = status.runtime, status.node
     name = f"{runtime.name or 'runtime'} {runtime.version}".strip() if runtime.joined else "no runtime"
+    name = "observed" if status.observer else name
     simulated = "SIMULATED node, " if node.simulated else ""
     said = f"{simulated}{name}, driver {node.driver_version or '?'}, policy: {status.policy.source}"
     return f"{node.name}: {said}" if node.name else said  # an older daemon does not say
@@ -162,6 +178,10 @@ def _troubles(status: DaemonStatus, times: Times) -> Iterator[Line]:
     for gpu in status.gpus:
         whole = gpus.get(gpu.place.partition(":")[0]) if gpu.kind == "mig" else None
         yield from trouble_lines(gpu, whole, times)
+    yield from _faults_of_gpus(status, times)
+
+
+def _faults_of_gpus(status: DaemonStatus, times: Times) -> Iterator[Line]:
     for fault in status.faults:
         lasting, why = times.lasting(fault.since_s), times.aged(fault.reason)
         yield Line(f"GPU {fault.index} cannot be described{lasting}: {why}", Tone.BAD)

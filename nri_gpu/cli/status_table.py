@@ -33,7 +33,7 @@ Cells = Mapping[str, Cell]  # by the heads of their columns
 def status_table(status: DaemonStatus, times: Times, *, wide: bool = False) -> Grid:
     """Return the table. wide: with whole names, and with all that is known of each GPU."""
     models = short_models([gpu.model for gpu in status.gpus if gpu.kind != "mig"])
-    blocks = [(_of_gpu(gpu, {} if wide else models), [*_holders(gpu, status, times)]) for gpu in status.gpus]
+    blocks = [(gpu_cells(gpu, {} if wide else models), [*_holders(gpu, status, times)]) for gpu in status.gpus]
     containers = {str(holder["CONTAINER"]) for _, holders in blocks for holder in holders}
     columns = [GPU, MODEL, *([POOL] if any(gpu.pool for gpu in status.gpus) else []), Column("MODE"), HELD_BY]
     columns += [CONTAINER] if wide or containers - {USUAL, "-"} else []
@@ -63,6 +63,11 @@ def of_namespace(status: DaemonStatus, namespace: str) -> DaemonStatus:
         )
         for gpu in status.gpus
     )
+    observer = status.observer and replace(
+        status.observer,
+        allocations=tuple(each for each in status.observer.allocations if each.namespace == namespace),
+        findings=tuple(each for each in status.observer.findings if each.namespace == namespace),
+    )
     claims = tuple(each for each in status.claims if each.namespace == namespace)
     claimed = {device.gpu_uuid for claim in claims for device in claim.devices}
     return replace(
@@ -75,6 +80,7 @@ def of_namespace(status: DaemonStatus, namespace: str) -> DaemonStatus:
         refusals=tuple(each for each in status.refusals if each.namespace == namespace),
         lost=tuple(each for each in status.lost if each.pod.startswith(own)),
         external=tuple(each for each in status.external if each.pod.startswith(own)),
+        observer=observer,
     )
 
 
@@ -100,7 +106,8 @@ def _memory(words: Iterable[str]) -> bool:
     return any(map(MEMORY.search, words))
 
 
-def _of_gpu(gpu: UnitStatus, models: Mapping[str, str]) -> Cells:
+def gpu_cells(gpu: UnitStatus, models: Mapping[str, str]) -> Cells:
+    """Return the cells that a table has of a GPU or MIG device itself."""
     usage = gpu.usage or GpuUsage(sampled_s=0.0)
     return {
         "GPU": Line(f"{'  ' if gpu.kind == 'mig' else ''}{gpu.place}", Tone.HEAD),

@@ -21,6 +21,7 @@ from nri_gpu.daemon.answers import DaemonStatus
 from nri_gpu.domain.decision import Refused
 from nri_gpu.domain.errors import CommandError, Exit
 from nri_gpu.domain.health import NO_HISTORY, Happened
+from nri_gpu.domain.observed import FindingKind
 
 ASK_S: Final = 1.0  # between two questions to the daemon
 RECENT: Final = 20  # changes on a terminal
@@ -145,6 +146,9 @@ def _held(status: DaemonStatus) -> dict[tuple[str, str, str], None]:
 def _wrong(status: DaemonStatus, now: float) -> list[str]:
     """Return what keeps the daemon from granting, what to mend, and stray use, but no transition (inventory fault)."""
     stray = [f"stray use: {each.message}" for each in status.stray.findings]
+    if status.observer:  # how many looks found a GPU unopened changes with each of them
+        found = (each for each in status.observer.findings if each.kind != FindingKind.UNOPENED)
+        stray = [f"{each.kind}: {each.message}" for each in found]
     granting = faults(replace(status, node=replace(status.node, inventory_fault="")), Times(now))
     return [*granting, *to_mend(status), *stray]
 

@@ -17,6 +17,7 @@ from nri_gpu.daemon.answers import (
     GpuUsage,
     HolderUsage,
     IdleStatus,
+    ObserverStatus,
     RuntimeConnection,
     SamplingStatus,
 )
@@ -28,6 +29,7 @@ from nri_gpu.domain.finding import error, ok, unseen, warning
 from nri_gpu.domain.gpu_request import Mode
 from nri_gpu.domain.health import Happened, Health, HealthState, History
 from nri_gpu.domain.value import encode
+from nri_gpu.health.gpu_record import Moment
 from nri_gpu.ledger.ledger import Ledger
 from nri_gpu.policy.model import Policy
 from nri_gpu.records.audit_records import NodeRecord, PolicyRecord, Record, changed_record, decision_record
@@ -39,6 +41,7 @@ from tests.support.ledgers import decided
 from tests.support.terminal import STYLE
 from tests.support.views import CLOCK, NOW, OTHER, TRAIN, view
 from tests.unit.host.host_tree import NVIDIA, UVM, HostTree
+from tests.unit.observe import seen
 
 WIDTHS = (60, 80, 120)  # columns of terminals
 GOLDENS = Path(__file__).parent / "goldens"
@@ -248,3 +251,47 @@ REPORT = DoctorDocument.of(
     Section("driver", (ok("modules", "are loaded"), error("nodes", "are missing " * 12, "nri-gpu prepare", LONG))),
     Section("nri-gpu", (warning("guard", "is away", "# in a file:", "a = 1"), unseen("daemon", "root only"))),
 )
+
+
+@cache
+def observed_node() -> DaemonStatus:
+    """Five GPUs beside NVIDIA's plugin and DRA driver: a container has one open that nobody gave it."""
+    gpus = [make.gpu(index, model="NVIDIA H100 80GB HBM3") for index in range(5)]
+    inventory = make.inventory(gpus, driver_version="580.95.05")
+    train, notebook, claim = (seen.opened(pod, *seen.nodes(at)) for at, pod in enumerate(("train", "notebook", "eval")))
+    thief = seen.container("sweep", asked="all")
+    exporter = seen.container(
+        "nvidia-dcgm-exporter-x7k2p", namespace="gpu-operator", name="nvidia-dcgm-exporter", privileged=True
+    )
+    looked = seen.look(
+        *(train, notebook, claim, thief, exporter),
+        seen.use(train, *seen.nodes(0)),
+        seen.use(claim, *seen.nodes(2), pid=8),
+        seen.use(thief, *seen.nodes(3), pid=4711, program="/usr/bin/python3"),
+        seen.use(exporter, *seen.nodes(*range(5)), pid=10, program="/usr/bin/dcgm-exporter"),
+    )
+    listed = seen.given(
+        (train, seen.plugin(make.uuid(0))),
+        (notebook, seen.plugin(make.uuid(1))),
+        (claim, [seen.claimed("gpu-5", "ml/eval")]),
+        (seen.container("gone"), seen.plugin("MIG-00000000-0000-5000-8000-000000000000")),
+    )
+    first = seen.observed(looked, listed, inventory=inventory, moment=Moment(CLOCK - 5400, NOW - 5400))
+    found = seen.observed(looked, listed, inventory=inventory, memory=first.memory, moment=Moment(CLOCK, NOW))
+    observer = ObserverStatus(
+        looked_s=NOW - 4,
+        kubelet_s=NOW - 65,
+        kubelet=True,
+        unseen=("which devices the kernel lets containers open: this grade has no bpf(2)",),
+        allocations=found.allocations,
+        findings=found.findings,
+        quiet=found.quiet,
+    )
+    return status_of(
+        view(
+            found.ledger,
+            make.node(gpus, driver_version="580.95.05"),
+            connection=RuntimeConnection(ready=True, since_s=NOW - 60, joined=False),
+            observer=observer,
+        )
+    )

@@ -16,4 +16,4 @@ def test_pictures_are_up_to_date_and_need_no_network(name: str) -> None:
     assert words(text) == words(drawn(name)), "run `make generate WHAT=pictures`"
     assert ElementTree.fromstring(text).tag.endswith("svg")
     assert set(re.findall(r"https?://[^\"]*", text)) == {"http://www.w3.org/2000/svg"}
-    assert f"](pictures/{name})" in "".join(page.read_text() for page in FOLDER.parent.glob("*.md"))
+    assert f"pictures/{name})" in "".join(page.read_text() for page in FOLDER.parent.rglob("*.md"))

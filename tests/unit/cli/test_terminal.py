@@ -45,6 +45,7 @@ from tests.unit.cli.printed import (
     WIDTHS,
     busy_node,
     node_in_trouble,
+    observed_node,
     unstyled,
 )
 
@@ -53,6 +54,8 @@ def pages(*, piped: bool = False) -> dict[str, Page]:
     return {
         "status": status_page(node_in_trouble(), Times(NOW), glance=not piped),
         "busy": status_page(busy_node(), Times(NOW), glance=not piped),
+        "observed": status_page(observed_node(), Times(NOW), glance=not piped),
+        "observed-wide": status_page(observed_node(), Times(NOW, absolute=True), glance=not piped, wide=True),
         "wide": status_page(busy_node(), Times(NOW, absolute=True), glance=not piped, wide=True),
         "watch": live_page(WatchMoment(NOW, ({}, node_in_trouble()), "", None, (LOST, GRANTED))),
         "gpus": gpus_page(load_topology(MIG)),
