@@ -82,11 +82,16 @@ WINDOW: Final = (
     _value("--until", "WHEN", "likewise (default: now)"),
 )
 
+HOST_ROOT: Final = _value("--driver-host-root", "DIR", "the host's path of --driver-root, if that is a mount in a pod")
+METRICS: Final = (
+    _value("--metrics", "ADDRESS", "serve metrics for Prometheus at this address or socket"),
+    _option("--metrics-public", help="allow an address that other machines reach", action="store_true", default=None),
+)
 OVERRIDES: Final = (  # as `policy` declares them, each by the `flag` of its setting
     SOCKET,
     _value("--index", "NN", "two digits: index among NRI plugins (default 10)"),
     DRIVER_ROOT,
-    _value("--driver-host-root", "DIR", "the host's path of --driver-root, if that is a mount in a pod"),
+    HOST_ROOT,
     _value("--stage-dir", "DIR", "folder for staged driver files"),
     _option(
         "--kubelet",
@@ -106,8 +111,7 @@ OVERRIDES: Final = (  # as `policy` declares them, each by the `flag` of its set
     _value("--dra-driver", "NAME", "name of that driver in DeviceClasses and ResourceSlices"),
     _value("--dra-dir", "DIR", "the kubelet's folder for plugins, where it finds that driver"),
     _value("--labels", "FILE", "write the node's labels to this file for Node Feature Discovery"),
-    _value("--metrics", "ADDRESS", "serve metrics for Prometheus at this address or socket"),
-    _option("--metrics-public", help="allow an address that other machines reach", action="store_true", default=None),
+    *METRICS,
 )
 
 LOG_LEVEL: Final = _option(
@@ -184,6 +188,9 @@ VERBS: Final = (
         (
             POLICY,
             GPUS,
+            DRIVER_ROOT,
+            HOST_ROOT,
+            *METRICS,
             _value("--pod-resources", "PATH", "PodResources socket (default: the kubelet's in /var/lib/kubelet)"),
             _value("--containerd-state", "DIR", "a containerd's state folder beside the usual ones"),
             _value("--run-dir", "DIR", "folder for its lock and control socket (default /run/nri-gpu-observe)"),

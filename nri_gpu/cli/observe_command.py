@@ -8,6 +8,7 @@ import gc
 import os
 import sys
 from pathlib import Path
+from typing import Final
 
 from loguru import logger
 
@@ -18,7 +19,10 @@ from nri_gpu.observe.observe_policy import ObservePolicy
 from nri_gpu.observe.observe_process import ObserveProcess, RunFolderError, confine, lock_folder
 from nri_gpu.observe.senses import senses_of
 from nri_gpu.plugin.guard_status import in_pod
+from nri_gpu.policy.document import options_in
 from nri_gpu.records.policy_file import DEFAULT_PATH
+
+PODRESOURCES: Final = "kubelet.podresources"
 
 
 def run(args: argparse.Namespace) -> int:
@@ -26,9 +30,12 @@ def run(args: argparse.Namespace) -> int:
     logs.set_up(args.log_level)
     run_dir, file = Path(args.run_dir or DEFAULT_OBSERVE), Path(args.policy) if args.policy else None
     try:
-        policy = ObservePolicy(file, {"kubelet.podresources": args.pod_resources})
+        policy = ObservePolicy(file, {**options_in(vars(args)), PODRESOURCES: args.pod_resources})
     except PolicyError as error:
-        raise CommandError(Exit.USAGE, f"--pod-resources: {error.faults[0].message}") from None
+        fault = error.faults[0]
+        raise CommandError(
+            Exit.USAGE, f"{fault.key.replace(PODRESOURCES, '--pod-resources')}: {fault.message}"
+        ) from None
     try:
         lock = lock_folder(run_dir)
     except RunFolderError as error:

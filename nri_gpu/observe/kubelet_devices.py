@@ -12,6 +12,7 @@ import sys
 import time
 from collections import defaultdict
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
@@ -22,6 +23,7 @@ from nri_gpu.domain.errors import NriGpuError
 from nri_gpu.domain.text import counted
 from nri_gpu.observe.given import NO_KUBELET, Given, GivenDevice, PodContainer
 from nri_gpu.stray.allocated import AllocationsUnknownError, answer_of_child, asked, has_kubelet
+from nri_gpu.system.capabilities import set_aside
 from nri_gpu.system.proc import name_process
 from nri_gpu.system.storage import stat_of
 
@@ -104,6 +106,8 @@ async def _ask(socket: Path) -> bytes:
 
 
 def main(arguments: list[str]) -> None:
+    with suppress(OSError):
+        set_aside()  # the observer's other child has a use for them
     try:
         sys.stdout.buffer.write(asyncio.run(_ask(Path(arguments[0]))))
     except NriGpuError as error:

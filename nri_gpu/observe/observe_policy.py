@@ -32,7 +32,7 @@ class ObservePolicy:
     policy: the last good one, by what is read of it. fault: of the file as it was read last, or empty.
     """
 
-    def __init__(self, file: Path | None, options: Mapping[str, str | None]) -> None:
+    def __init__(self, file: Path | None, options: Mapping[str, str | bool | None]) -> None:
         """Begin with the defaults. file: None for the default file. Raises: PolicyError: an option is wrong."""
         self._file = file
         self._options = options

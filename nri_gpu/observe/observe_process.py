@@ -137,6 +137,7 @@ class ObserveProcess:
         self._policy = policy
         self._state_dir = state_dir
         self._stays = stays
+        self._waits = False  # for a daemon to end
         self._topology = topology
         self._notifier = Notifier()
         self._liveness = LivenessFile(run_dir)
@@ -179,7 +180,7 @@ class ObserveProcess:
     async def run(self) -> Exit:
         """Observe until SIGTERM, SIGINT, or where it does not stay until there is a daemon."""
         asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, self._reload)
-        self._liveness.keep(lambda: True)
+        self._liveness.keep(lambda: self._waits or self._observer.ready)
         return await run_until_told(asyncio.create_task(self._serve()), self._notifier)
 
     async def _serve(self) -> None:
@@ -193,7 +194,9 @@ class ObserveProcess:
                     print(f"{sentence}: run `nri-gpu status`")
                     return
                 self._notifier.ready(f"waiting: {sentence}")
+                self._waits = True
                 await self._until_daemon(there=False)
+                self._waits = False
                 logger.info("the daemon is gone, observing again")
             self._notifier.ready("observing")
             async with asyncio.TaskGroup() as group:

@@ -95,10 +95,8 @@ def capabilities(pid: int) -> int:
 def test_what_it_never_loads(launch: Launch) -> None:
     root = build_fake_nvml(launch.base.parent / "driver", [FakeGpu()])
     metrics = launch.base.parent / "metrics.sock"
-    settings = launch.with_policy(
-        f'[observe]\nxids = true\n[driver]\nroot = "{root}"\n[metrics]\nlisten = "{metrics}"\n'
-    )
-    words = Observing(replace(settings, topology=None)).arguments
+    settings = replace(launch.with_policy("[observe]\nxids = true\n"), topology=None)
+    words = Observing(settings, more=["--driver-root", str(root), "--metrics", str(metrics)]).arguments
     command = [sys.executable, "-c", LOADED, *words, str(launch.state / "control.sock"), str(metrics)]
     done = subprocess.run(command, env=ENVIRONMENT, capture_output=True, text=True, timeout=60, check=False)
     assert done.returncode == 0, done.stderr
@@ -115,6 +113,7 @@ def test_its_folder_is_roots_and_it_needs_little(observer: Observing) -> None:
     assert modes == {"control.sock": 0o600, "lock": 0o600, "alive": 0o644}
     assert capabilities(observer.pid) & ~(1 << CHOWN) == 0
     assert resident_kib(observer.pid) < RESIDENT_MAX_KIB
+    wait_for("its sign of life", lambda: (observer.folder / "alive").read_text().endswith(" ready\n"), WAIT_S)
 
 
 def test_it_answers_as_a_daemon_does_and_changes_nothing(observer: Observing) -> None:
@@ -217,6 +216,7 @@ def test_options_that_are_wrong(folder: Path, launch: Launch) -> None:
     taken.write_text("")
     for words, code, said in (
         (["--pod-resources", "here"], Exit.USAGE, "--pod-resources: "),
+        (["--metrics", "here"], Exit.USAGE, "--metrics: "),
         (["--run-dir", str(taken)], Exit.UNAVAILABLE, f"run folder {taken} cannot be used"),
     ):
         command = [sys.executable, "-m", "nri_gpu", "observe", "--gpus", str(FOUR_GPUS), *words]

@@ -47,7 +47,7 @@ def test_help_has_every_verb_in_its_group_with_an_example(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     names = (
-        "run guard dra gpus status history usage repaired cordon uncordon verify blockers driver check doctor cdi "
+        "run guard dra observe gpus status history usage repaired cordon uncordon verify blockers driver check doctor cdi "
         "explain replay prepare"
     )
     assert names.split() == VERBS
