@@ -45,7 +45,7 @@ from nri_gpu.usage.usage_controller import UsageController
 
 LOCK: Final = "lock"  # in the run folder, and in a daemon's state folder
 DAEMON_LOOK_S: Final = 5.0  # between two looks for a daemon
-NODE_PACE: Final = Pace(look_s=5.0)  # nobody waits for a grant: a GPU that came is shown a moment later
+NODE_PACE: Final = Pace(look_s=10.0)  # nobody waits for a grant: a GPU that came is shown a moment later
 STARTING: Final = Inventory(
     taken_at=0, fault="the observer has just started, and the driver has not answered yet; try again in a moment"
 )
@@ -140,7 +140,7 @@ class ObserveProcess:
         self._waits = False  # for a daemon to end
         self._topology = topology
         self._notifier = Notifier()
-        self._liveness = LivenessFile(run_dir)
+        self._liveness = LivenessFile(run_dir, 0o600)
         fixed = self._fixed = policy.policy
         state = self._state = NodeState(STARTING, policy=fixed)
         driver = fixed.driver
@@ -184,26 +184,31 @@ class ObserveProcess:
         return await run_until_told(asyncio.create_task(self._serve()), self._notifier)
 
     async def _serve(self) -> None:
-        while True:
-            if (holder := daemon_in(self._state_dir)) is not None:
-                sentence = f"a daemon{holder} runs on this node, with state folder {self._state_dir}, and shows all"
-                logger.bind(path=str(self._state_dir), holder=holder.strip(" ()")).info(
-                    "a daemon runs on this node: the observer shows nothing while it does"
-                )
-                if not self._stays:
-                    print(f"{sentence}: run `nri-gpu status`")
-                    return
-                self._notifier.ready(f"waiting: {sentence}")
-                self._waits = True
-                await self._until_daemon(there=False)
-                self._waits = False
-                logger.info("the daemon is gone, observing again")
+        while await self._has_room():
             self._notifier.ready("observing")
             async with asyncio.TaskGroup() as group:
                 tasks = [group.create_task(each) for each in self._parts()]
                 await self._until_daemon(there=True)
                 for task in tasks:
                     task.cancel()
+
+    async def _has_room(self) -> bool:
+        """Wait while a daemon runs on this node. Return false where this process ends for it instead."""
+        if (holder := daemon_in(self._state_dir)) is None:
+            return True
+        sentence = f"a daemon{holder} runs on this node, with state folder {self._state_dir}, and shows all"
+        if not self._stays:
+            print(f"{sentence}: run `nri-gpu status`")
+            return False
+        logger.bind(path=str(self._state_dir), holder=holder.strip(" ()")).info(
+            "a daemon runs on this node: the observer shows nothing while it does"
+        )
+        self._notifier.ready(f"waiting: {sentence}")
+        self._waits = True
+        await self._until_daemon(there=False)
+        self._waits = False
+        logger.info("the daemon is gone, observing again")
+        return True
 
     async def _until_daemon(self, *, there: bool) -> None:
         """Return once a daemon runs on this node, or none does."""

@@ -27,7 +27,8 @@ UNWRITTEN: Final = "liveness file not written"
 class LivenessFile:
     """The file of one process, in a folder of its own; an earlier one is removed. folder: None for no file."""
 
-    def __init__(self, folder: Path | None) -> None:
+    def __init__(self, folder: Path | None, mode: int = 0o644) -> None:
+        self._mode = mode
         self._path = folder / ALIVE if folder else None
         self._descriptor: int | None = None
         self._faults = LogOnce()
@@ -48,7 +49,7 @@ class LivenessFile:
             if self._descriptor is None:
                 self._path.parent.mkdir(mode=0o755, parents=True, exist_ok=True)
                 flags = os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
-                self._descriptor = os.open(self._path, flags, 0o644)
+                self._descriptor = os.open(self._path, flags, self._mode)
             os.pwrite(self._descriptor, b"%10d %s\n" % (since_boot_s(), b"ready" if ready else b"waits"), 0)
 
 

@@ -17,11 +17,14 @@ from tests.support.waiting import wait_for
 class Observing(NriGpu):
     """An observer. Of its launch it takes policy, topology, log level and environment. daemon: the state folder of one.
 
-    more: further words of its command line.
+    more: further words of its command line. before: what that begins with.
     """
 
-    def __init__(self, launch: Launch, daemon: Path | None = None, more: Sequence[str] = ()) -> None:
+    def __init__(
+        self, launch: Launch, daemon: Path | None = None, more: Sequence[str] = (), before: Sequence[str] = ()
+    ) -> None:
         super().__init__(launch)
+        self._before = before
         self._daemon = daemon or launch.base / "no-daemon"
         self._more = more
 
@@ -37,7 +40,7 @@ class Observing(NriGpu):
         return ["observe", *options(given), *self._more]
 
     def program(self) -> list[str]:
-        return [*self.words(), *self.arguments]
+        return [*self._before, *self.words(), *self.arguments]
 
     def wait_looked(self) -> None:
         """Until it has looked at the node."""

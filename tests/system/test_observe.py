@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import signal
 import stat
@@ -20,9 +21,11 @@ from nri_gpu.daemon.answers import DaemonStatus
 from nri_gpu.domain.errors import Exit
 from nri_gpu.system.capabilities import CHOWN
 from tests.support.daemon import ENVIRONMENT, FOUR_GPUS, UUIDS, Launch, NriGpu
+from tests.support.holding import FULL, MAJOR, holding
 from tests.support.nvml import FakeGpu, build_fake_nvml
 from tests.support.observer import Observing
 from tests.support.waiting import wait_for
+from tests.system.test_process_scan import AS_DROP_IN, NO_ROOT, WITHOUT
 from tests.unit.verify.test_oci_bundles import write
 
 WAIT_S = 20.0
@@ -110,10 +113,27 @@ def test_what_it_never_loads(launch: Launch) -> None:
 def test_its_folder_is_roots_and_it_needs_little(observer: Observing) -> None:
     modes = {path.name: stat.S_IMODE(path.stat().st_mode) for path in observer.folder.iterdir()}
     assert stat.S_IMODE(observer.folder.stat().st_mode) == 0o700
-    assert modes == {"control.sock": 0o600, "lock": 0o600, "alive": 0o644}
+    assert modes == {"control.sock": 0o600, "lock": 0o600, "alive": 0o600}
     assert capabilities(observer.pid) & ~(1 << CHOWN) == 0
     assert resident_kib(observer.pid) < RESIDENT_MAX_KIB
     wait_for("its sign of life", lambda: (observer.folder / "alive").read_text().endswith(" ready\n"), WAIT_S)
+
+
+@AS_ROOT
+@pytest.mark.parametrize("granted", [True, False])
+def test_a_pod_sees_processes_of_others_by_a_child_alone(folder: Path, launch: Launch, granted: bool) -> None:
+    """With the capabilities of the chart's default grade, and without; neither may gain privileges."""
+    minors = iter((FULL[1], 101, 102, 103))
+    text = re.sub(r"(?m)^minor = \d", lambda _: f"minor = {next(minors)}", FOUR_GPUS.read_text())
+    (folder / "topology.toml").write_text(text.replace("nvidia = 195", f"nvidia = {MAJOR}"))
+    in_pod = {"KUBERNETES_SERVICE_HOST": "10.96.0.1"}
+    settings = replace(launch, topology=folder / "topology.toml", environment=in_pod)
+    before = [*(AS_DROP_IN if granted else WITHOUT), "--no-new-privs"]
+    with holding(folder, FULL, script=NO_ROOT), Observing(settings, before=before) as observer:
+        observer.wait_looked()
+        assert capabilities(observer.pid) == 0
+        opened = {uuid for each in observer.observed()["findings"] for uuid in each["gpu_uuids"]}
+        assert opened == ({UUIDS[0]} if granted else set())
 
 
 def test_it_answers_as_a_daemon_does_and_changes_nothing(observer: Observing) -> None:
