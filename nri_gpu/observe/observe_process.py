@@ -41,10 +41,12 @@ from nri_gpu.system.node_name import node_name
 from nri_gpu.system.service_manager import Notifier, run_until_told
 from nri_gpu.system.state import Changed, NodeState
 from nri_gpu.system.storage import lock_holder, open_lock, try_lock
+from nri_gpu.system.tasks import first_done
 from nri_gpu.usage.usage_controller import UsageController
 
 LOCK: Final = "lock"  # in the run folder, and in a daemon's state folder
 DAEMON_LOOK_S: Final = 5.0  # between two looks for a daemon
+DRIVER_S: Final = 10.0  # for the driver to answer before the first look
 NODE_PACE: Final = Pace(look_s=10.0)  # nobody waits for a grant: a GPU that came is shown a moment later
 STARTING: Final = Inventory(
     taken_at=0, fault="the observer has just started, and the driver has not answered yet; try again in a moment"
@@ -185,9 +187,10 @@ class ObserveProcess:
 
     async def _serve(self) -> None:
         while await self._has_room():
-            self._notifier.ready("observing")
             async with asyncio.TaskGroup() as group:
                 tasks = [group.create_task(each) for each in self._parts()]
+                await asyncio.sleep(0)  # by then the control socket listens
+                self._notifier.ready("observing")
                 await self._until_daemon(there=True)
                 for task in tasks:
                     task.cancel()
@@ -222,7 +225,8 @@ class ObserveProcess:
             yield self._policy_watch.run()
 
     async def _observe(self) -> None:
-        await self._cache.ready()  # which numbers the driver's nodes have is known by then
+        """Look once it is known which numbers the driver's nodes have, or the driver takes long to tell."""
+        await first_done(self._cache.ready(), timeout_s=DRIVER_S)
         await self._observer.run()
 
     def _reload(self) -> None:
