@@ -11,14 +11,19 @@ from collections.abc import Callable
 from contextlib import suppress
 from typing import Final
 
+import msgspec
+
 from nri_gpu.domain.errors import UnseenError
 from nri_gpu.driver.elf import parse_elf
 from nri_gpu.host.kernel_view import HostFolders, gpus_on_the_bus, host_majors, numa_nodes, unlisted_gpus
 from nri_gpu.host.modules import CAP_MINOR_MAX, majors_by_name, read_mig_minors
+from nri_gpu.observe.bundles import found_containers
+from nri_gpu.observe.container_seen import Numbers, seen_container
+from nri_gpu.observe.looks import Line
 from nri_gpu.system.cgroups import mounts_of
 from nri_gpu.verify.bpf_program import READ, WRITE, lets_through, parse_program
 from nri_gpu.verify.in_kernel import Kernel
-from nri_gpu.verify.oci_bundles import read_bundles
+from nri_gpu.verify.oci_bundles import TASKS, read_bundles
 from tests.fuzz.target import Target, chosen, named, scratch, words, written
 from tests.support.builders import gpu
 
@@ -95,7 +100,7 @@ def program(data: bytes) -> bool:
 
 def bundle(data: bytes) -> bool:
     """A container's config.json, whose annotations and environment are its author's."""
-    below = ("io.containerd.runtime.v2.task", "k8s.io", "abc")
+    below = (TASKS, "k8s.io", "abc")
     written(data, FOLDER, "containerd", *below, "config.json")
     written(b"7", FOLDER, "containerd", *below, "init.pid")
     (found,) = read_bundles([FOLDER / "containerd"], variables={"A"})
@@ -103,6 +108,24 @@ def bundle(data: bytes) -> bool:
         return False
     spec = found.spec
     return bool([found.name, found.pod, spec.privileged, spec.opens((195, 0)), spec.nodes, spec.env, spec.nvidia_hooks])
+
+
+def docker(data: bytes) -> bool:
+    """Docker's config.v2.json and hostconfig.json of a container, with an empty line between."""
+    config, _, host = data.partition(b"\n\n")
+    bundle, details = FOLDER / "run/containerd" / TASKS / "moby" / "abc", FOLDER / "var/lib/docker/containers/abc"
+    written(
+        b'{"linux": {"devices": [{"path": "/dev/x", "type": "c", "major": 195, "minor": 0}]}}', bundle, "config.json"
+    )
+    written(b"7", bundle, "init.pid")
+    written(config, details, "config.v2.json")
+    written(host, details, "hostconfig.json")
+    (found,), unseen = found_containers((), FOLDER)
+    seen = seen_container(found, None, "", Numbers([195], ()))
+    assert seen
+    assert not unseen
+    assert msgspec.json.decode(msgspec.json.encode(seen), type=Line) == seen
+    return not seen.fault
 
 
 def elf(data: bytes) -> bool:
@@ -120,6 +143,7 @@ READERS: Final[dict[str, Callable[[bytes], object]]] = {
     "numa": numa,
     "program": program,
     "bundle": bundle,
+    "docker": docker,
     "elf": elf,
 }
 RETURNS_1: Final = struct.pack("<BBhi", 0xB7, 0, 0, 1) + struct.pack("<BBhi", 0x95, 0, 0, 0)
@@ -142,12 +166,18 @@ KERNEL: Final = Target(
         *named(
             "bundle", '{"process": {"env": ["A=b"]}, "linux": {"devices": [{"path": "/dev/nvidia0", "type": "c"}]}}'
         ),
+        *named(
+            "docker",
+            '{"Name": "/a"}\n\n{"DeviceRequests": [{"Driver": "cdi", "Count": 1, "DeviceIDs": ["nvidia.com/gpu=0"]}]}',
+            '{}\n\n{"DeviceRequests": null}',
+        ),
     ],
     bad=[
         *(each for name in READERS if name not in ("bundle", "numa") for each in named(name, b"", b"\xff\0\n")),
         *named("mountinfo", "36 35"),
         *named("cgroup", "4:devices:/abc\n\nc 195 rw", "x\n\n", "4:devices:/abc\n\nc x:y rw"),
         *named("program", b"\x05\0\xff\xff\0\0\0\0", b"\xff" * 8),
+        *named("docker", '{"Name": 1}', '{"Name": "/a"}\n\n{"DeviceRequests": [1]}', "[" * 2000),
         *named("bundle", "", "[" * 2000, "\xff", '{"process": {"env": [1]}}'),
     ],
     pieces=(
@@ -155,6 +185,7 @@ KERNEL: Final = Target(
         *words(
             'nvidia-frontend nvidia-caps MemTotal: kB 0- 0::/abc devices.list "hooks": "resources": "allow": "major":'
         ),
+        *words('"Name": "DeviceRequests": "Driver": "DeviceIDs": "Count": "cdi" null'),
         *("Character devices:", "/access ", "," * 50, "null", "1e400"),
         *(" - cgroup cgroup rw,devices", " - cgroup2 x rw", "\\040", "c 195:* rwm", "b *:* m", "9" * 5000),
         *("GPU Excluded: Yes", "Device Minor:", "[" * 2000),
