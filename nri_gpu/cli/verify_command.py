@@ -1,19 +1,26 @@
-"""`nri-gpu verify`: proof of grant. Runtime and kernel are asked; the daemon only says which numbers a GPU has now."""
+"""`nri-gpu verify`: proof of grant. Runtime and kernel are asked; the daemon only says which numbers a GPU has now.
+
+Beside an observer, which grants nothing, it is proof of what others allocated.
+"""
 
 from __future__ import annotations
 
 import argparse
+import asyncio
+import os
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Final
 
-from nri_gpu.cli.ask_daemon import ask, daemon_status, overrides_of
+from msgspec.structs import replace
+
+from nri_gpu.cli.ask_daemon import answering, ask, daemon_status, overrides_of
 from nri_gpu.cli.follow_daemon import policy_in_force
 from nri_gpu.cli.page import Column, Grid, Line, Row, Tone
 from nri_gpu.cli.render import answer, lines, titled
-from nri_gpu.daemon.answers import DaemonStatus, InventoryAnswer
+from nri_gpu.daemon.answers import DaemonStatus, InventoryAnswer, SamplingStatus
 from nri_gpu.domain.errors import CommandError, Exit, PolicyError, UnseenError, cause_of, fault_of
-from nri_gpu.domain.names import CONTROL_SOCKET, DEFAULT_STATE
+from nri_gpu.domain.names import CONTROL_SOCKET
 from nri_gpu.domain.node import Inventory
 from nri_gpu.domain.text import counted
 from nri_gpu.plugin.guard_status import in_pod
@@ -22,6 +29,7 @@ from nri_gpu.system.storage import KEY_BYTES, KeyLengthError, read_key
 from nri_gpu.verify.compare import VARIABLES
 from nri_gpu.verify.container_report import (
     DAEMON,
+    OBSERVER,
     SNAPSHOT,
     ContainerReport,
     Expected,
@@ -54,7 +62,9 @@ def code_of(report: Report) -> Exit:
 
 def _look(args: argparse.Namespace) -> tuple[Report, Inventory]:
     """Return the report and the inventory. Raises: CommandError, if nothing could be seen."""
-    state_dir = Path(args.state_dir or DEFAULT_STATE)
+    state_dir = answering(args.state_dir)
+    if (status := daemon_status(state_dir)) and status.observer:
+        return _beside_observer(args, state_dir)
     states = [Path(each) for each in ([args.containerd_state] if args.containerd_state else STATES)]
     key = _key(state_dir)
     inventory, stage_dir, origin = _numbers(args, state_dir, key)
@@ -73,6 +83,25 @@ def _look(args: argparse.Namespace) -> tuple[Report, Inventory]:
     except UnseenError as error:
         sentence = f"{error}; {FROM_A_POD}" if in_pod() else error
         raise CommandError(Exit.PERMISSION if error.denied else Exit.UNAVAILABLE, sentence) from None
+
+
+def _beside_observer(args: argparse.Namespace, run_dir: Path) -> tuple[Report, Inventory]:
+    """Look at containers, and hold them against what the observer knows of allocations. Raises: CommandError."""
+    from nri_gpu.observe.allocation_report import allocation_report
+    from nri_gpu.observe.looker import look_at_node
+
+    socket = run_dir / CONTROL_SOCKET
+    try:
+        ask(socket, "usage", SamplingStatus)  # for which it looks anew
+        known = ask(socket, "status", DaemonStatus).observer
+        inventory = ask(socket, "inventory", InventoryAnswer).inventory
+    except (OSError, ValueError) as error:
+        raise CommandError(Exit.UNAVAILABLE, f"no answer from the observer at {socket}: {fault_of(error)}") from None
+    if known is None or known.looked_s is None:
+        raise CommandError(Exit.UNAVAILABLE, "the observer has not looked at this node yet: run this again in 10 s")
+    states = (args.containerd_state,) if args.containerd_state else ()
+    look = asyncio.run(look_at_node(inventory, processes=False, states=states))
+    return replace(allocation_report(look, known, inventory), denied=os.geteuid() != 0), inventory
 
 
 def _key(state_dir: Path) -> bytes:
@@ -139,10 +168,14 @@ def verify_page(report: Report, inventory: Inventory) -> list[Line | Grid]:
     headline = f"{report.node.name}: {counted(len(shown), 'container')}{f': {told}' if told else ''}"
     if report.numbers_from == SNAPSHOT:
         headline += "; no daemon answers, so device numbers are from its last snapshot"
+    columns = COLUMNS
+    if report.numbers_from == OBSERVER:
+        headline += "; an observer answers: held against what the kubelet, claims, CDI and Docker gave"
+        columns = tuple(Column("BY") if each.head == "MODE" else each for each in COLUMNS)
     rows = tuple(_row(each, inventory) for each in shown)
     return [
         Line(titled(headline, simulated=inventory.simulated), Tone.HEAD),
-        *([Grid(COLUMNS, rows)] if rows else []),
+        *([Grid(columns, rows)] if rows else []),
         *lines((sentence for each in shown for sentence in _sentences(each)), Tone.BAD),
         *lines((f"not seen: {sentence}" for sentence in report.unseen), Tone.WARN),
     ]
@@ -154,6 +187,9 @@ TONES: Final = {
     Verdict.PRIVILEGED: Tone.WARN,
     Verdict.DIFFERS: Tone.BAD,
     Verdict.UNSEEN: Tone.WARN,
+    Verdict.ALLOCATED: Tone.GOOD,
+    Verdict.WIDENED: Tone.BAD,
+    Verdict.NOT_ALLOCATED: Tone.BAD,
 }
 COLUMNS: Final = (
     Column("POD", name=True),
@@ -165,7 +201,7 @@ COLUMNS: Final = (
 def _row(each: ContainerReport, inventory: Inventory) -> Row:
     places: dict[str, str] = {unit.uuid: unit.place for unit in inventory.units}
     gpus = ",".join(places.get(uuid, uuid) for uuid in each.gpu_uuids)
-    return each.pod, each.container, gpus or "-", each.mode or "-", Line(each.verdict, TONES[each.verdict])
+    return each.pod, each.container, gpus or "-", each.mode or each.by or "-", Line(each.verdict, TONES[each.verdict])
 
 
 def _sentences(each: ContainerReport) -> Iterator[str]:

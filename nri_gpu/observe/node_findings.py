@@ -7,6 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Final
 
 from nri_gpu.daemon.answers import ObservedFinding
+from nri_gpu.domain.container import DeviceNumber
 from nri_gpu.domain.gpu import GpuUuid
 from nri_gpu.domain.observed import FindingKind
 from nri_gpu.domain.text import counted, listed, shown
@@ -15,6 +16,7 @@ from nri_gpu.health.xids import ActionClass, class_of, xid_name
 from nri_gpu.observe.joined_node import JoinedNode
 from nri_gpu.observe.looks import SeenContainer
 from nri_gpu.observe.observed_allocations import LEGACY_HOOK, short_name, who
+from nri_gpu.observe.unit_access import UnitAccess
 from nri_gpu.observe.use_findings import finding
 from nri_gpu.stray.judge import usual_node
 from nri_gpu.verify.oci_bundles import STARTING_S
@@ -60,11 +62,7 @@ def lost_rules(node: JoinedNode, moment: Moment) -> Iterator[ObservedFinding]:
         young = container.began_s is not None and moment.wall_s - container.began_s < STARTING_S
         if container.opens is None or container.privileged or container.sandbox or young:
             continue
-        wanted = set(container.nodes) & set(container.allowed)
-        if LEGACY_HOOK in container.hooks:  # which opened what the kubelet gave; the spec does not say so
-            given = node.given(container)
-            wanted |= {number for uuid in given for number in node.access.needed(uuid)}
-        if lost := wanted - set(container.opens):
+        if lost := lost_numbers(container, node.given(container), node.access):
             nodes = listed((usual_node(number, node.inventory.majors) for number in sorted(lost)), NAMED_MAX)
             message = (
                 f"{who(container)} cannot open {nodes} any more, which it was given: its device rules were changed "
@@ -72,6 +70,14 @@ def lost_rules(node: JoinedNode, moment: Moment) -> Iterator[ObservedFinding]:
                 "(`nri-gpu prepare` makes the links)"
             )
             yield finding(FindingKind.LOST_RULES, message, node.access.opened(lost), container)
+
+
+def lost_numbers(container: SeenContainer, given: frozenset[GpuUuid], access: UnitAccess) -> frozenset[DeviceNumber]:
+    """Return what the kernel does not let a container open, although its spec, or the hook by what was given, did."""
+    wanted = frozenset(container.nodes) & frozenset(container.allowed)
+    if LEGACY_HOOK in container.hooks:
+        wanted = wanted.union(*map(access.needed, given))
+    return wanted.difference(container.opens or ())
 
 
 def xid_findings(node: JoinedNode, xids: Xids, moment: Moment) -> Iterator[ObservedFinding]:

@@ -56,7 +56,11 @@ class UnitAccess:
         """Return whether a number is that of some GPU's node, known here or not."""
         return number[0] == self._nvidia and number[1] < MODESET_MINOR
 
+    def numbers(self, uuids: Iterable[GpuUuid]) -> frozenset[DeviceNumber]:
+        """Return the numbers that open these units and no others."""
+        return frozenset(self._number[each] for each in uuids if each in self._number)
+
     def needed(self, uuid: GpuUuid) -> frozenset[DeviceNumber]:
         """Return the numbers by which a unit is used: its own, and for a MIG device its GPU's."""
         whole = self._gpu_of.get(uuid, uuid)
-        return frozenset(self._number[each] for each in (uuid, whole) if each in self._number)
+        return self.numbers((uuid, whole))

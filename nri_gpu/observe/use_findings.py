@@ -119,7 +119,7 @@ def reachable(node: JoinedNode) -> Iterator[ObservedFinding]:
             others = sorted({_holder(each) for found in holders.values() for each in found})
             message = (
                 f"{who(container)} can open {node.names(holders)}, given to {listed(others, NAMED_MAX)}: "
-                f"{_way_in(container, holders, node)}"
+                f"{way_in(container, node.access.numbers(holders))}"
             )
             yield finding(FindingKind.REACHABLE, message, holders, container)
 
@@ -141,10 +141,9 @@ def _holder(allotment: Allotment) -> str:
     return f"{short_name(allotment.container)} ({allotment.by})"
 
 
-def _way_in(container: SeenContainer, uuids: Iterable[GpuUuid], node: JoinedNode) -> str:
-    """Return by what a container reaches GPUs of others, and what to do about it."""
-    needed = frozenset(number for uuid in uuids for number in node.access.needed(uuid))
-    if not needed.isdisjoint(container.nodes):
+def way_in(container: SeenContainer, numbers: frozenset[DeviceNumber]) -> str:
+    """Return by what a container can open what it was not given, and what to do about it."""
+    if not numbers.isdisjoint(container.nodes):
         return (
             "its spec has the nodes, from CDI, --device or another plugin than the kubelet asked: create it without, "
             "and have it request a GPU"
@@ -154,7 +153,7 @@ def _way_in(container: SeenContainer, uuids: Iterable[GpuUuid], node: JoinedNode
             f"its image or pod sets NVIDIA_VISIBLE_DEVICES={quoted(container.asked)}, and NVIDIA's runtime obeys: set "
             "accept-nvidia-visible-devices-envvar-when-unprivileged = false in its config.toml"
         )
-    if not needed.isdisjoint(container.allowed):
+    if not numbers.isdisjoint(container.allowed):
         return "a device rule of its spec lets it: create it without that rule"
     return "its device rules were widened after it was created: stop it, and find out who did that"
 

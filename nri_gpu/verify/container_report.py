@@ -25,13 +25,15 @@ from nri_gpu.verify.in_kernel import Kernel, staged_by_mounts
 from nri_gpu.verify.oci_bundles import Bundle
 
 SCHEMA: Final = "nri-gpu/verify/v1"
-DAEMON, SNAPSHOT = "daemon", "snapshot"  # where device numbers are from
+DAEMON, SNAPSHOT, OBSERVER = "daemon", "snapshot", "observer"  # where device numbers are from
 
 
 class Verdict(StrEnum):
     """The verdict on a container. OK: it has what its signed grant says.
 
-    NO_GPU: it was granted none, and can open none.
+    NO_GPU: it was granted none, and can open none. The last three are of an observer, and held against what the
+    kubelet, a claim, CDI or Docker names: ALLOCATED: it can open that and no more; WIDENED: more than that;
+    NOT_ALLOCATED: it can open GPUs, and none of these names it.
     """
 
     OK = "ok"
@@ -39,6 +41,9 @@ class Verdict(StrEnum):
     PRIVILEGED = "privileged"
     DIFFERS = "differs"
     UNSEEN = "not seen"
+    ALLOCATED = "allocated"
+    WIDENED = "widened"
+    NOT_ALLOCATED = "not allocated"
 
 
 class OpenNumber(Struct, frozen=True):
@@ -52,7 +57,8 @@ class OpenNumber(Struct, frozen=True):
 class ContainerReport(Struct, frozen=True, kw_only=True):
     """A container. pod: `namespace/name`. mode, gpu_uuids, generation: of its signed grant; mode empty without GPUs.
 
-    differences: clauses that follow its name. unseen: why it, or a part of it, could not be looked at.
+    Beside an observer gpu_uuids are those that it was given, and by names what gave it these. differences: clauses that
+    follow its name. unseen: why it, or a part of it, could not be looked at.
     """
 
     id: str
@@ -67,10 +73,11 @@ class ContainerReport(Struct, frozen=True, kw_only=True):
     opens: tuple[OpenNumber, ...] = ()
     differences: tuple[str, ...] = ()
     unseen: str = ""
+    by: str = ""
 
 
 class Report(Struct, frozen=True, kw_only=True, tag_field="schema", tag=SCHEMA):
-    """The whole node. numbers_from: `daemon`, or `snapshot` of the last one. unseen: what else could not be seen."""
+    """The whole node. numbers_from: `daemon`, its last `snapshot`, or `observer`. unseen: what else was not seen."""
 
     node: NamedNode
     numbers_from: str

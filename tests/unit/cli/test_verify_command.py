@@ -13,7 +13,7 @@ import pytest
 from msgspec import to_builtins
 
 from nri_gpu.cli.verify_command import _stage_dir, code_of
-from nri_gpu.daemon.answers import InventoryAnswer
+from nri_gpu.daemon.answers import InventoryAnswer, ObserverStatus
 from nri_gpu.domain.errors import Exit
 from nri_gpu.records.policy_file import LAST_GOOD
 from nri_gpu.system.storage import KEY_BYTES
@@ -21,6 +21,7 @@ from nri_gpu.verify.container_report import Report
 from nri_gpu.verify.node_snapshot import SNAPSHOT_FILE, Evidence, Snapshot, to_bytes
 from nri_gpu.verify.oci_bundles import TASKS
 from tests.support import builders as make
+from tests.support.views import status_json, view
 from tests.unit.cli.conftest import FREE, NriGpuCall
 from tests.unit.cli.printed import BAD, GOOD, HIDDEN, report
 
@@ -205,3 +206,21 @@ def test_the_stage_folder_of_a_policy_that_vanished(state: Path) -> None:
     """It is that of the last good policy, on which the daemon goes on, and not the default one."""
     (state / LAST_GOOD).write_text('[driver]\nstage_dir = "/srv/staged"\n')
     assert _stage_dir(None, state) == Path("/srv/staged")
+
+
+def test_beside_an_observer_no_key_is_needed(nri_gpu: NriGpuCall, state: Path) -> None:
+    (state / "key").unlink()
+    answers = {"usage": {}, "status": status_json(view(observer=ObserverStatus(looked_s=1.0))), "inventory": INVENTORY}
+    with daemon(state, answers):
+        done = nri_gpu("verify", *options(state))
+        document = nri_gpu("verify", *options(state), "-o", "json").document
+    assert "an observer answers" in done.out
+    assert document["numbers_from"] == "observer"
+
+
+def test_an_observer_that_has_not_looked_yet(nri_gpu: NriGpuCall, state: Path) -> None:
+    answers = {"usage": {}, "status": status_json(view(observer=ObserverStatus())), "inventory": INVENTORY}
+    with daemon(state, answers):
+        done = nri_gpu("verify", *options(state))
+    assert (done.code, done.out) == (Exit.UNAVAILABLE, "")
+    assert "has not looked at this node yet" in done.err
