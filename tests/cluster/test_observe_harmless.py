@@ -12,7 +12,7 @@ import pytest
 from tests.support.cluster import Cluster, pod, wait_for
 from tests.support.cluster_claims import claim, on_claim
 from tests.support.nvidia_dra import SET, asked
-from tests.support.observed_cluster import OBSERVER, RESOURCE, ObservedCluster
+from tests.support.observed_cluster import OBSERVER, RESOURCE, ObservedCluster, allocations
 
 pytestmark = [pytest.mark.cluster, pytest.mark.ground(SET)]
 
@@ -39,7 +39,7 @@ def _lives(cluster: Cluster, observed: ObservedCluster, seen: Callable[[], None]
 def test_pods_bundles_and_device_rules_are_the_same(cluster: Cluster, observed: ObservedCluster) -> None:
     without = _lives(cluster, observed, lambda: None)
     observed.run()
-    both = lambda: {name for name, _ in observed.allocations()} == {"claimed", "plugged"}  # noqa: E731
+    both = lambda: {name for name, _ in allocations(observed.status())} == {"claimed", "plugged"}  # noqa: E731
     beside = _lives(cluster, observed, lambda: wait_for("a look", both, explain=lambda: cluster.log(OBSERVER)[-3000:]))
     assert len(without) == 1 + 2 * len(NAMES) + len(NAMES)  # each has a sandbox
     assert beside == without

@@ -15,7 +15,7 @@ from typing import Final
 from nri_gpu.policy.model import Policy
 from nri_gpu.verify.oci_bundles import TASKS
 from tests.support.cgroup import Cgroup, host_cgroup
-from tests.support.cluster import DAEMON, Cluster, Object, wait_for
+from tests.support.cluster import DAEMON, NAMESPACE, Cluster, Object, wait_for
 from tests.support.daemon import FOUR_GPUS
 from tests.support.errors import HarnessError
 
@@ -104,10 +104,9 @@ class ObservedCluster:
         found: Object | None = json.loads(done.stdout) if done.stdout.startswith("{") else None
         return found if found and found["observer"] and found["observer"]["looked_s"] else None
 
-    def allocations(self) -> Mapping[tuple[str, str], tuple[str, str]]:
-        """Of each container of a pod, by pod and GPU: by whom the GPU was given, and its claim."""
-        found = self.status()["observer"]["allocations"]
-        return {(each["pod"], each["gpu_uuid"]): (each["by"], each["claim"]) for each in found}
+    def in_pod(self, *command: str) -> str:
+        """Standard output of a command in the pod of the chart's observer."""
+        return self.cluster.kubectl("exec", "-n", NAMESPACE, f"daemonset/{OBSERVER}", "--", *command)
 
     @contextmanager
     def stopped(self) -> Iterator[None]:
@@ -162,6 +161,12 @@ class ObservedCluster:
         found = {name.removeprefix(_OPERATIONS): float(value) for name, _, value in rows}
         seconds = sum(found.get(f'_sum{{operation_type="{each}_container"}}', 0.0) for each in ("create", "start"))
         return seconds, round(found.get('_count{operation_type="start_container"}', 0.0))
+
+
+def allocations(status: Object) -> Mapping[tuple[str, str], tuple[str, str]]:
+    """Of an observer's answer: by pod and GPU, who gave it to a container there, and its claim."""
+    found = status["observer"]["allocations"]
+    return {(each["pod"], each["gpu_uuid"]): (each["by"], each["claim"]) for each in found}
 
 
 def without_chance(text: str) -> str:
