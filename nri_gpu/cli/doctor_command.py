@@ -94,10 +94,9 @@ def _examined(args: argparse.Namespace) -> Examined:
         status = ask(below(root, state_dir) / CONTROL_SOCKET, "status", DaemonStatus, PATIENCE_S)
     except (OSError, ValueError) as error:
         silence = error
-    status = status or _observer(root)
-    observer = status if status and status.observer else None
-    if observer:
-        status, silence = None, silence or FileNotFoundError()
+    observer = None if status else _observer(root)
+    if status and status.observer:  # its folder was named
+        status, observer, silence, state_dir = None, status, FileNotFoundError(), DEFAULT_STATE
     policy, policy_error = Policy.default(), None
     try:
         policy = policy_in_force(

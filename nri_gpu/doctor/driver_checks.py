@@ -65,7 +65,7 @@ _MODULES_MAX: Final = 4 << 20  # bytes of modules.dep
 def driver_findings(seen: Examined) -> Iterator[Finding]:
     """Check from the PCI bus to the device nodes."""
     if seen.simulated:
-        yield ok("driver", "the daemon simulates its GPUs (--gpus), so the node's driver does not matter")
+        yield ok("driver", "nri-gpu simulates its GPUs (--gpus), so the node's driver does not matter")
         return
     gpus = tuple(gpus_on_the_bus(seen.at("/sys")))
     module = is_loaded(seen.at("/sys"), KernelModule.NVIDIA)

@@ -51,4 +51,5 @@ class Examined(Struct, frozen=True, kw_only=True):
 
     @property
     def simulated(self) -> bool:
-        return self.status is not None and self.status.node.simulated
+        answer = self.status or self.observer
+        return answer is not None and answer.node.simulated

@@ -9,6 +9,7 @@ import tarfile
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
 from nri_gpu.daemon.answers import AllocationStatus, DaemonStatus, ObservedFinding, ObserverStatus, PolicyStatus
 from nri_gpu.doctor.examine import DoctorDocument
@@ -108,6 +109,12 @@ def test_a_fault_of_the_policy_file_is_no_error_beside_an_observer(node: DoctorN
 def test_a_host_without_a_kubelet_is_told_so(node: DoctorNode) -> None:
     (found,) = (each for each in examined(node, observed(node, kubelet=False)).findings if each.subject == "kubelet")
     assert (found.level, "none here" in found.meaning) == (Level.OK, True)
+
+
+def test_a_simulated_node_is_called_one(node: DoctorNode) -> None:
+    status = observed(node)
+    simulated = replace(status, node=replace(status.node, simulated=True))
+    assert examined(node, simulated).simulated
 
 
 def test_the_bundle_has_its_answer_and_none_of_what_it_looks_at(node: DoctorNode) -> None:
