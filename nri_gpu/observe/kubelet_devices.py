@@ -115,5 +115,5 @@ def main(arguments: list[str]) -> None:
 
 
 if __name__ == "__main__":
-    name_process("kubelet")
+    name_process("devices")
     main(sys.argv[1:])

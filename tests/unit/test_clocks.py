@@ -25,6 +25,9 @@ SHOWN: Final = {
     "inventory/inventory_controller.py": "when the node changed",
     "kubelet/registered_socket.py": "since when",
     "mps/mps_daemon.py": "since when a process cannot be killed",
+    "observe/observe_process.py": "since when",
+    "observe/observed_xids.py": "when an XID came",
+    "observe/observer.py": "when it looked, beside CLOCK_MONOTONIC",
     "plugin/decision_log.py": "when",
     "records/usage_lines.py": "which days, beside CLOCK_MONOTONIC",
     "stray/stray_controller.py": "since when, beside CLOCK_MONOTONIC",
@@ -39,6 +42,7 @@ COUNT_SUSPENDED: Final = {
     "inventory/inventory_controller.py": "the inventory's age",
     "inventory/nvml_source.py": "the inventory's age",
     "inventory/topology_file.py": "the inventory's age",
+    "observe/observed_source.py": "the inventory's age",
     "system/liveness.py": "as in /proc/uptime, by which probes count",
 }
 
