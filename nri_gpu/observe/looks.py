@@ -59,7 +59,7 @@ Line = SeenContainer | Use | Extent | Unseen  # a line of the child's output, to
 
 
 class Look(Struct, frozen=True, kw_only=True):
-    """The result of a look. uses: processes with NVIDIA's nodes open. extent: None if no processes were looked for."""
+    """A look. uses: processes that have NVIDIA's nodes open. extent: None where no processes were looked for."""
 
     at: float  # when it began, seconds on the monotonic clock
     containers: tuple[SeenContainer, ...] = ()

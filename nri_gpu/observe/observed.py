@@ -45,7 +45,7 @@ TrackedKey = tuple[str, str]  # container, and UUID or device
 
 
 class Memory(Struct, frozen=True, kw_only=True):
-    """What is kept from one look to the next. uses, extent: of the last look at processes, which began at `looked`."""
+    """The facts that outlive a look. uses, extent: of the last look at processes, which began at `looked`."""
 
     tracked: Mapping[TrackedKey, Tracked] = {}
     first_found_s: Mapping[tuple[object, ...], float] = {}  # since the epoch

@@ -142,6 +142,7 @@ def test_a_monitor_is_shown_and_holds_nothing() -> None:
             "gpu_uuids": [make.uuid(0)],
             "watched": [make.uuid(1)],
             "prepared": "",
+            "by": "",
         }
     ]
     (overlap,) = said(ledger)["overlaps"]
