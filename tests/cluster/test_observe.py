@@ -69,9 +69,13 @@ def test_a_kubelet_that_is_away_takes_nothing_back(cluster: Cluster, observed: O
     assert allocations(observed.status()) == given
 
 
-def test_the_charts_observer_sees_the_same_and_no_socket_of_a_runtime(
+def test_the_charts_observer_sees_the_same_and_holds_nothing(
     cluster: Cluster, observed: ObservedCluster, image: None
 ) -> None:
+    """No socket of a runtime is in its pod, and no file system of a container stays mounted there."""
+    cluster.apply(pod("before"))
+    cluster.wait_running("before")
+    before = cluster.container_id("before")
     cluster.install(mode="observe")
 
     def status() -> Object:
@@ -80,4 +84,10 @@ def test_the_charts_observer_sees_the_same_and_no_socket_of_a_runtime(
 
     _wait_allocations(status, _start_pods(cluster))
     sockets = observed.in_pod("python3", "-c", FIND_SOCKETS).split()
+    doctor = json.loads(observed.in_pod("nri-gpu", "doctor", "-o", "json"))
+    assert doctor["counts"]["error"] == 0, doctor
+    assert "observer" in [each["name"] for each in doctor["sections"]]
     assert sorted(sockets) == ["/run/nri-gpu-observe/control.sock", "/var/lib/kubelet/pod-resources/kubelet.sock"]
+
+    cluster.kubectl("delete", "pod", "before")
+    wait_for("its mounts to go", lambda: before not in observed.in_pod("cat", "/proc/self/mountinfo"))

@@ -7,6 +7,8 @@ import pytest
 from nri_gpu.observe.given import GivenDevice
 from nri_gpu.observe.resolve import NONE, resolved, resolved_cdi
 from tests.support import builders as make
+from tests.support.daemon import UUIDS
+from tests.support.former_plugin import ANSWERS
 
 # Two GPUs whose minors run against their indices (7, 6), the second in MIG mode; its first part is instance 7.
 NODE = make.inventory([make.gpu(0), make.mig_gpu(1)])
@@ -66,6 +68,18 @@ def test_the_id_of_a_device_plugin(id_: str, found: frozenset[str]) -> None:
 )
 def test_a_qualified_cdi_name(name: str, found: frozenset[str]) -> None:
     assert resolved_cdi(name, NODE) == found
+
+
+@pytest.mark.parametrize("name", ANSWERS)
+def test_what_nvidias_device_plugin_really_answers(name: str) -> None:
+    """Whatever it is told to name devices by, and however it hands them over."""
+    recorded = ANSWERS[name]
+    node = make.inventory([make.gpu(index, uuid=uuid) for index, uuid in enumerate(UUIDS)])
+    ids = {id_.partition("::")[0] for id_ in recorded.ids}
+    assert NONE.union(*(resolved(GivenDevice(id=each), node) for each in recorded.ids)) == ids
+    annotated = (name for text in recorded.answer.annotations.values() for name in text.split(","))
+    names = [*(each.name for each in recorded.answer.cdi_devices), *annotated]
+    assert not names or NONE.union(*(resolved_cdi(each, node) for each in names)) == ids
 
 
 @pytest.mark.parametrize(
