@@ -69,20 +69,16 @@ def test_a_kubelet_that_is_away_takes_nothing_back(cluster: Cluster, observed: O
     assert allocations(observed.status()) == given
 
 
+@pytest.mark.parametrize("nvml", [False, True])
 def test_the_charts_observer_sees_the_same_and_holds_nothing(
-    cluster: Cluster, observed: ObservedCluster, image: None
+    cluster: Cluster, observed: ObservedCluster, image: None, nvml: bool
 ) -> None:
     """No socket of a runtime is in its pod, and no file system of a container stays mounted there."""
     cluster.apply(pod("before"))
     cluster.wait_running("before")
     before = cluster.container_id("before")
-    cluster.install(mode="observe")
-
-    def status() -> Object:
-        found: Object = json.loads(observed.in_pod("nri-gpu", "status", "-o", "json"))
-        return found
-
-    _wait_allocations(status, _start_pods(cluster))
+    cluster.install(mode="observe", observe={"nvml": nvml})
+    _wait_allocations(observed.chart_status, _start_pods(cluster))
     sockets = observed.in_pod("python3", "-c", FIND_SOCKETS).split()
     doctor = json.loads(observed.in_pod("nri-gpu", "doctor", "-o", "json"))
     assert doctor["counts"]["error"] == 0, doctor

@@ -9,7 +9,7 @@ from typing import Final
 
 import pytest
 
-from tests.support.cluster import Cluster, pod, wait_for
+from tests.support.cluster import Cluster, Object, pod, wait_for
 from tests.support.cluster_claims import claim, on_claim
 from tests.support.nvidia_dra import SET, asked
 from tests.support.observed_cluster import OBSERVER, RESOURCE, ObservedCluster, allocations
@@ -39,10 +39,24 @@ def _lives(cluster: Cluster, observed: ObservedCluster, seen: Callable[[], None]
 def test_pods_bundles_and_device_rules_are_the_same(cluster: Cluster, observed: ObservedCluster) -> None:
     without = _lives(cluster, observed, lambda: None)
     observed.run()
-    both = lambda: {name for name, _ in allocations(observed.status())} == {"claimed", "plugged"}  # noqa: E731
-    beside = _lives(cluster, observed, lambda: wait_for("a look", both, explain=lambda: cluster.log(OBSERVER)[-3000:]))
+    beside = _lives(cluster, observed, lambda: _wait_seen(observed.status))
     assert len(without) == 1 + 2 * len(NAMES) + len(NAMES)  # each has a sandbox
     assert beside == without
+
+
+@pytest.mark.parametrize("nvml", [False, True])
+def test_they_are_beside_the_charts_observer(
+    cluster: Cluster, observed: ObservedCluster, image: None, nvml: bool
+) -> None:
+    without = _lives(cluster, observed, lambda: None)
+    cluster.install(mode="observe", observe={"nvml": nvml})
+    assert _lives(cluster, observed, lambda: _wait_seen(observed.chart_status)) == without
+
+
+def _wait_seen(status: Callable[[], Object]) -> None:
+    """Until the observer knows both pods with GPUs."""
+    both = lambda: {name for name, _ in allocations(status())} == {"claimed", "plugged"}  # noqa: E731
+    wait_for("a look", both, explain=lambda: str(status()))
 
 
 @contextmanager

@@ -108,6 +108,11 @@ class ObservedCluster:
         """Standard output of a command in the pod of the chart's observer."""
         return self.cluster.kubectl("exec", "-n", NAMESPACE, f"daemonset/{OBSERVER}", "--", *command)
 
+    def chart_status(self) -> Object:
+        """What the chart's observer answers."""
+        found: Object = json.loads(self.in_pod("nri-gpu", "status", "-o", "json"))
+        return found
+
     @contextmanager
     def stopped(self) -> Iterator[None]:
         """With a process that gets no CPU at all."""
@@ -148,6 +153,8 @@ class ObservedCluster:
             spec = json.loads((bundle / "config.json").read_text())
             spec["process"]["env"].sort()  # the kubelet has its services' in the order of a Go map
             said = spec["annotations"]
+            if said["io.kubernetes.cri.sandbox-namespace"] == NAMESPACE:  # the observer's own pod
+                continue
             title = "/".join(said.get(f"io.kubernetes.cri.{key}", "") for key in ("sandbox-name", "container-name"))
             files = sorted(each.name for each in bundle.iterdir())
             found[f"bundle of {title}"] = json.dumps([files, spec], indent=1)
