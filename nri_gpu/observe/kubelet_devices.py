@@ -55,9 +55,14 @@ async def given_devices(socket: str) -> Given:
             if socket and stat_of(Path(socket)):
                 return Given(at=at, fault=f"{socket} is no socket: set kubelet.podresources to the kubelet's")
             return NO_KUBELET
-        listed = msgspec.json.decode(await answer_of_child("nri_gpu.observe.kubelet_devices", socket), type=_Listed)
-    except (AllocationsUnknownError, ValueError) as error:
+        return given_of(await answer_of_child("nri_gpu.observe.kubelet_devices", socket), at)
+    except AllocationsUnknownError as error:
         return Given(at=at, kubelet=True, fault=str(error))
+
+
+def given_of(text: bytes, at: float) -> Given:
+    """Return what the child printed. at: when it was asked."""
+    listed = msgspec.json.decode(text, type=_Listed)
     found: defaultdict[PodContainer, tuple[GivenDevice, ...]] = defaultdict(tuple)
     for container, device in listed.devices:
         found[container] += (device,)
@@ -66,11 +71,11 @@ async def given_devices(socket: str) -> Given:
     return Given(at=at, devices=found, kubelet=True, fault=fault)
 
 
-def listed(answer: pb.ListPodResourcesResponse) -> _Listed:
+def printed(answer: pb.ListPodResourcesResponse) -> bytes:
     """Return the devices that may be GPUs, each once: a pod that is over may be listed beside its successor."""
     every = dict.fromkeys(each for each in _each(answer) if _may_be_gpu(each[1]))
     kept = [each for each in every if _fits(*each)][:DEVICES_MAX]
-    return _Listed(kept, len(every) - len(kept))
+    return msgspec.json.encode(_Listed(kept, len(every) - len(kept)))
 
 
 def _each(answer: pb.ListPodResourcesResponse) -> Iterator[tuple[PodContainer, GivenDevice]]:
@@ -102,7 +107,7 @@ def _fits(container: PodContainer, device: GivenDevice) -> bool:
 
 
 async def _ask(socket: Path) -> bytes:
-    return msgspec.json.encode(listed(await asked(socket, lambda client: client.listing())))
+    return printed(await asked(socket, lambda client: client.listing()))
 
 
 def main(arguments: list[str]) -> None:

@@ -1,7 +1,7 @@
 """Whatever comes by gRPC is read, or is the error of that peer in a sentence; a container gets only what is listed.
 
-list, get, allocatable: answers of the kubelet's PodResources, on a real socket. cri: why the runtime does not stop a
-container, likewise. prepare, unprepare: what the kubelet asks of the DRA driver.
+list, get, allocatable: answers of the kubelet's PodResources, on a real socket. given: as an observer reads them. cri:
+why the runtime does not stop a container, likewise. prepare, unprepare: what the kubelet asks of the DRA driver.
 """
 
 from __future__ import annotations
@@ -29,10 +29,12 @@ from nri_gpu.dra.node_events import NodeEvents
 from nri_gpu.dra.preparation import ClaimPreparation, ClaimTimes
 from nri_gpu.dra.questions import Answer, AskPrepare, AskView, NodeView, Prepared, Question, Unprepared
 from nri_gpu.kubelet.podresources import PodResources, PodResourcesError
+from nri_gpu.observe.kubelet_devices import given_of, printed
+from nri_gpu.observe.resolve import resolved
 from nri_gpu.system import container_stops as cri_child
 from tests.fuzz.messages import changed, mutated_bytes
 from tests.fuzz.target import Target, chosen, named, scratch
-from tests.support.builders import uuid
+from tests.support.builders import gpu, inventory, mig_gpu, uuid
 from tests.support.cri_server import CriServer
 from tests.support.kubelet_nodes import GPU, ExternalNode, of_plugin
 from tests.support.resource_claims import DRIVER, NODE, UID, document, resource_claim
@@ -97,6 +99,15 @@ def pod(data: bytes) -> bool:
 
 def allocatable(data: bytes) -> bool:
     return bool(_answered(data, lambda client: client.allocatable()))
+
+
+def given(data: bytes) -> bool:
+    """What an observer's child prints of it, and which GPUs of its node these are."""
+    node = inventory([gpu(0), mig_gpu(1)])
+    devices = given_of(printed(podresources_pb2.ListPodResourcesResponse.FromString(data)), 0.0).devices
+    found = [resolved(device, node) for each in devices.values() for device in each]
+    assert all(uuids <= {unit.uuid for unit in node.units} for uuids in found)
+    return any(found)
 
 
 def _granted(listed: tuple[PodDevices, ...]) -> bool:
@@ -197,6 +208,7 @@ KINDS: Final[dict[str, type[Message]]] = {
     "list": podresources_pb2.ListPodResourcesResponse,
     "get": podresources_pb2.GetPodResourcesResponse,
     "allocatable": podresources_pb2.AllocatableResourcesResponse,
+    "given": podresources_pb2.ListPodResourcesResponse,
     "prepare": dra_pb2.NodePrepareResourcesRequest,
     "unprepare": dra_pb2.NodeUnprepareResourcesRequest,
 }
@@ -227,6 +239,7 @@ READERS: Final[dict[str, Callable[[bytes], object]]] = {
     "list": pods,
     "get": pod,
     "allocatable": allocatable,
+    "given": _messages_only(given),
     "cri": cri,
     "prepare": _messages_only(prepare),
     "unprepare": _messages_only(unprepare),
@@ -240,6 +253,7 @@ GRPC: Final = Target(
             "allocatable",
             podresources_pb2.AllocatableResourcesResponse(devices=_listed().containers[0].devices).SerializeToString(),
         ),
+        *named("given", podresources_pb2.ListPodResourcesResponse(pod_resources=[_listed()]).SerializeToString()),
         *named("prepare", _asked_for(UID)),
         *named("unprepare", _asked_for(UID)),
         *named("cri", bytes([CODES.index(grpc.StatusCode.NOT_FOUND)])),

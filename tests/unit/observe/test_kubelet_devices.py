@@ -14,7 +14,7 @@ import pytest
 
 from nri_gpu._pb import podresources_pb2 as pb
 from nri_gpu.observe.given import NO_KUBELET, GivenDevice
-from nri_gpu.observe.kubelet_devices import CDI_MAX, DEVICES_MAX, TEXT_MAX, given_devices, listed
+from nri_gpu.observe.kubelet_devices import CDI_MAX, DEVICES_MAX, TEXT_MAX, given_devices, given_of, printed
 from tests.support import builders as make
 from tests.support.podresources import PodResourcesServer
 
@@ -62,14 +62,15 @@ async def test_devices_of_plugins_and_of_claims_by_container(folder: Path) -> No
     ],
 )
 def test_only_devices_that_may_be_gpus_are_kept(resource: str, id_: str, kept: bool) -> None:
-    expected = [(NAMES, GivenDevice(resource=resource, id=id_))] if kept else []
-    assert listed(answer((resource, id_))).devices == expected
+    expected = {NAMES: (GivenDevice(resource=resource, id=id_),)} if kept else {}
+    assert given_of(printed(answer((resource, id_))), 1.0).devices == expected
 
 
 def test_a_compute_domain_is_no_gpu_and_any_other_driver_may_be_one() -> None:
     drivers = ("compute-domain.nvidia.com", "gpu.example.com")
     claims = tuple(pb.ClaimResource(driver_name=each, device_name="a") for each in drivers)
-    assert [device.by for _, device in listed(answer(claims=claims)).devices] == ["DRA driver gpu.example.com"]
+    (device,) = given_of(printed(answer(claims=claims)), 1.0).devices[NAMES]
+    assert device.by == "DRA driver gpu.example.com"
 
 
 @pytest.mark.parametrize(
@@ -81,8 +82,9 @@ def test_a_compute_domain_is_no_gpu_and_any_other_driver_may_be_one() -> None:
     ],
 )
 def test_what_is_beyond_the_limits_is_counted_and_left_out(found: pb.ListPodResourcesResponse) -> None:
-    assert listed(found).left_out == 1
-    assert len(listed(found).devices) <= DEVICES_MAX
+    given = given_of(printed(found), 1.0)
+    assert "1 device" in given.fault
+    assert len(given.devices.get(NAMES, ())) in (0, DEVICES_MAX)
 
 
 async def test_devices_that_are_left_out_are_a_fault_beside_the_others(folder: Path) -> None:
