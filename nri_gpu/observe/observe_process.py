@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Final
 
 from loguru import logger
+from msgspec.structs import replace
 
 from nri_gpu.daemon.answers import CHANGES_NOTHING, ProcessesAnswer, RuntimeConnection
 from nri_gpu.daemon.control import Command, ControlSocket
@@ -30,9 +31,10 @@ from nri_gpu.inventory.topology_source import TopologySource
 from nri_gpu.observe.observe_policy import ObservePolicy
 from nri_gpu.observe.observed_source import ObservedSource
 from nri_gpu.observe.observed_xids import ObservedXids
-from nri_gpu.observe.observer import Observer, Senses
+from nri_gpu.observe.observer import FRESH_S, FRESH_WAIT_S, Observer, Senses
 from nri_gpu.plugin.counts import Counts
 from nri_gpu.plugin.guard_status import in_pod
+from nri_gpu.policy.model import Policy
 from nri_gpu.records.policy_reload import PolicyWatch
 from nri_gpu.system.capabilities import CHOWN, DAC_READ_SEARCH, SYS_ADMIN, SYS_PTRACE, permits, set_aside
 from nri_gpu.system.child import unkilled
@@ -41,7 +43,7 @@ from nri_gpu.system.node_name import node_name
 from nri_gpu.system.service_manager import Notifier, run_until_told
 from nri_gpu.system.state import Changed, NodeState
 from nri_gpu.system.storage import lock_holder, open_lock, try_lock
-from nri_gpu.system.tasks import first_done
+from nri_gpu.system.tasks import first_done, set_within
 from nri_gpu.usage.usage_controller import UsageController
 
 LOCK: Final = "lock"  # in the run folder, and in a daemon's state folder
@@ -118,6 +120,11 @@ def confine() -> bool:
         return not in_pod()
 
 
+def paced(policy: Policy) -> Policy:
+    """Return the policy with the GPUs described as seldom as processes are looked at: who asks has it done, too."""
+    return replace(policy, inventory=replace(policy.inventory, refresh_s=policy.observe.look_s))
+
+
 class ObserveProcess:
     """The parts of the observer. senses: how it learns of containers, processes and the kubelet.
 
@@ -143,7 +150,7 @@ class ObserveProcess:
         self._topology = topology
         self._notifier = Notifier()
         self._liveness = LivenessFile(run_dir, 0o600)
-        fixed = self._fixed = policy.policy
+        fixed = self._fixed = paced(policy.policy)
         state = self._state = NodeState(STARTING, policy=fixed)
         driver = fixed.driver
         self._usage = UsageController(
@@ -159,8 +166,14 @@ class ObserveProcess:
         observed = ObservedSource(nvml, may_open=may_open)
         self._source = TopologySource(topology) if topology else observed
         self._inventory = InventoryController(state)
-        self._cache = InventoryCache(self._source, self._inventory.publish, self._inventory.not_refreshed)
-        self._cache.subscribe(lambda _inventory, _began: self._inventory.answered())
+        self._told = asyncio.Event()  # set with each answer of the driver
+        self._cache = InventoryCache(
+            self._source,
+            self._inventory.publish,
+            self._inventory.not_refreshed,
+            refresh_s=fixed.inventory.refresh_s,
+        )
+        self._cache.subscribe(lambda _inventory, _began: self._answered())
         self._watch = NodeWatch(
             self._source.kernel_view, self._cache.poke, folders=() if topology else DEV_FOLDERS, pace=NODE_PACE
         )
@@ -232,15 +245,26 @@ class ObserveProcess:
     def _reload(self) -> None:
         """Read the policy again, and ask the driver again, on SIGHUP."""
         self._policy.read()
-        self._state.use(policy := self._policy.policy)
+        self._state.use(policy := paced(self._policy.policy))
         changed = [name for name in ("driver", "metrics") if getattr(policy, name) != getattr(self._fixed, name)]
         if changed:
             settings = ", ".join(f"[{name}]" for name in changed)
             logger.bind(settings=settings).warning("reloaded policy changes settings that need a restart")
         self._cache.poke()
 
+    def _answered(self) -> None:
+        self._inventory.answered()
+        self._told.set()
+
     async def _fresh(self) -> None:
-        await asyncio.gather(self._usage.ask(), self._observer.fresh())
+        """Return once what is known is not old, for somebody who asks, or after a while."""
+        await asyncio.gather(self._usage.ask(), self._observer.fresh(), self._described())
+
+    async def _described(self) -> None:
+        if (self._cache.age_s() or 0.0) > FRESH_S:
+            self._told.clear()
+            self._cache.poke()
+            await set_within(self._told, FRESH_WAIT_S)
 
     async def _processes(self, _: str) -> ProcessesAnswer:
         return processes_of(self._usage.processes(), self._usage.report(), self._observer.containers)

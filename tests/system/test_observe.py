@@ -19,6 +19,7 @@ from msgspec.structs import replace
 from nri_gpu.cli.ask_daemon import ask
 from nri_gpu.daemon.answers import DaemonStatus
 from nri_gpu.domain.errors import Exit
+from nri_gpu.observe.observer import FRESH_S
 from nri_gpu.system.capabilities import CHOWN
 from tests.support.daemon import ENVIRONMENT, FOUR_GPUS, UUIDS, Launch, NriGpu
 from tests.support.holding import FULL, MAJOR, holding
@@ -204,6 +205,12 @@ def test_nvml_is_asked_as_status_has_it(launch: Launch) -> None:
     with Observing(replace(settings, topology=None)) as observer:
         observer.wait_looked()
         wait_for("a sample", lambda: bool(observer.status()["gpus"][0]["usage"]), WAIT_S)
+
+        def age_s() -> float:
+            return ask(observer.folder / "control.sock", "status", DaemonStatus).node.inventory_age_s or 0.0
+
+        wait_for("it to be old", lambda: age_s() > FRESH_S, WAIT_S)
+        assert observer.status()["node"]["inventory_age_s"] < FRESH_S
 
 
 def test_one_that_hangs_holds_no_verb_up_for_long(observer: Observing) -> None:
