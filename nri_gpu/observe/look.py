@@ -26,8 +26,9 @@ from nri_gpu.observe.bundles import Found, found_containers
 from nri_gpu.observe.container_seen import Numbers, seen_container
 from nri_gpu.observe.looks import Line, Unseen
 from nri_gpu.stray.process_scan import NICE, scan
+from nri_gpu.system.cgroups import DEVICES, cgroups_of
 from nri_gpu.system.proc import has_hosts_pids, name_process
-from nri_gpu.verify.in_kernel import DeviceFilter, Kernel
+from nri_gpu.verify.in_kernel import DeviceFilter, Kernel, UnmountedError
 
 RULES: Final = "rules"  # as of `Unseen.what`
 _NEEDS: Final = "reading them needs root on the host, and in a pod a privileged one (chart: observe.nvml=true)"
@@ -49,29 +50,47 @@ class Wish(Struct, frozen=True, kw_only=True):
 
 
 class _Rules:
-    """The kernel's device rules of containers. denied: the first that may not be read, or empty."""
+    """The kernel's device rules of containers."""
 
     def __init__(self, numbers: Numbers) -> None:
-        self.denied = ""
         self._numbers = numbers
         self._opened: dict[DeviceFilter, tuple[DeviceNumber, ...]] = {}  # most containers' rules are alike
+        self._faults = list[UnseenError]()
         self._kernel: Kernel | None = None
         with suppress(UnseenError):
-            self._kernel = Kernel()
+            self._kernel, self._legacy = Kernel(), Kernel(programs=lambda _: ())
 
-    def opens(self, found: Found) -> tuple[tuple[DeviceNumber, ...] | None, str]:
-        """Return the numbers that the kernel lets a container open, or None, and why they were not seen."""
+    def opens(self, found: Found) -> tuple[DeviceNumber, ...] | None:
+        """Return the numbers that the kernel lets a container open, or None without a process. Raises: UnseenError."""
         if not found.bundle.pid or self._kernel is None:
-            return None, ""
+            return None
+        rules = self._filter(self._kernel, found.bundle.pid, found.bundle.id)
+        if rules not in self._opened:
+            self._opened[rules] = tuple(number for number in self._numbers.known if rules.opens(number))
+        return self._opened[rules]
+
+    def keep(self, fault: UnseenError) -> str:
+        """Keep why the rules of a container are not seen, and return it."""
+        self._faults.append(fault)
+        return str(fault)
+
+    def unseen(self) -> Iterator[Unseen]:
+        """Yield why rules cannot be read here, once for all containers."""
+        faults = [each for each in self._faults if each.denied or isinstance(each, UnmountedError)]
+        for fault in faults[:1]:
+            yield Unseen(RULES, f"the kernel's device rules of containers: {fault}; {_NEEDS}")
+
+    def _filter(self, kernel: Kernel, pid: int, id_: str) -> DeviceFilter:
+        """Return a container's filter: where v2's programs are denied, v1's list, if it is the container's own.
+
+        Raises: UnseenError.
+        """
         try:
-            rules = self._kernel.device_filter(found.bundle.pid, found.bundle.id)
-            if rules not in self._opened:
-                self._opened[rules] = tuple(number for number in self._numbers.known if rules.opens(number))
-            return self._opened[rules], ""
+            return kernel.device_filter(pid, id_)
         except UnseenError as error:
-            if error.denied:
-                self.denied = self.denied or str(error)
-            return None, str(error)
+            if error.denied and id_ in cgroups_of(pid).get(DEVICES, ""):
+                return self._legacy.device_filter(pid, id_)
+            raise
 
 
 def main() -> int:
@@ -90,14 +109,17 @@ def look(wish: Wish) -> Iterator[Line]:
     rules = _Rules(numbers)
     found, unseen = found_containers(wish.states, Path(wish.root))
     for each in found:
-        opens, fault = rules.opens(each)
-        if fault and _is_gone(each.bundle.pid):
-            continue
+        opens, fault = None, ""
+        try:
+            opens = rules.opens(each)
+        except UnseenError as error:
+            if _is_gone(each.bundle.pid):
+                continue
+            fault = rules.keep(error)
         if seen := seen_container(each, opens, fault, numbers):
             yield seen
     yield from unseen
-    if rules.denied:
-        yield Unseen(RULES, f"the kernel's device rules of containers: {rules.denied}; {_NEEDS}")
+    yield from rules.unseen()
     if wish.processes:
         yield from scan(wish.owner, numbers.majors)
 

@@ -23,6 +23,10 @@ from nri_gpu.verify.bpf_program import READ, WRITE, Program, lets_through, parse
 _LETTERS: Final = {READ: "r", WRITE: "w"}
 
 
+class UnmountedError(UnseenError):
+    """A process's cgroups are in no hierarchy that is mounted here."""
+
+
 class DeviceRule(Struct, frozen=True):
     """A line of v1's devices.list. kind: a, b or c. None: any number. access: of the letters rwm."""
 
@@ -102,7 +106,7 @@ class Kernel:
         rules = None if legacy is None else _rules(places, legacy)
         if unified is None or (where := places.get(UNIFIED)) is None:
             if rules is None:
-                raise UnseenError("no hierarchy of cgroups that filters devices is mounted here")
+                raise UnmountedError("no hierarchy of cgroups that filters devices is mounted here")
             return DeviceFilter(rules)
         return DeviceFilter(rules, tuple(self._read_programs(_below(where, unified))))
 
@@ -134,11 +138,11 @@ def staged_by_mounts(stage_dir: Path, host: Iterable[Mounted], inside: Iterable[
 
 def _rules(places: Mapping[str, Path], path: str) -> tuple[DeviceRule, ...]:
     if DEVICES not in places:
-        raise UnseenError("the devices controller of cgroup v1 is not mounted here")
+        raise UnmountedError("the devices controller of cgroup v1 is not mounted here")
     return tuple(parsed(_below(places[DEVICES], path) / "devices.list", _rule))
 
 
 def _below(where: Path, path: str) -> Path:
     if path.startswith("/.."):
-        raise UnseenError(f"its cgroup {path} is above what is mounted here: run this on the host, not in a pod")
+        raise UnmountedError(f"its cgroup {path} is above what is mounted here: run this on the host, not in a pod")
     return where / path.lstrip("/")

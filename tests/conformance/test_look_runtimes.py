@@ -4,26 +4,32 @@ from __future__ import annotations
 
 import asyncio
 import os
+import subprocess
+import sys
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Final
 
+import msgspec
 import pytest
 
 from nri_gpu.domain.container import DeviceNumber
 from nri_gpu.domain.node import Majors
 from nri_gpu.observe.looker import look_at_node
-from nri_gpu.observe.looks import DeviceRequest, SeenContainer
+from nri_gpu.observe.looks import DeviceRequest, Line, SeenContainer, Unseen
 from nri_gpu.observe.runtime_table import CONTAINERD, DOCKER, PODMAN
 from tests.conformance.conftest import launch_on
 from tests.support import cdi, packages
 from tests.support.builders import inventory
+from tests.support.cgroup import Cgroup
 from tests.support.containerd import Containerd
 from tests.support.daemon import staged
 from tests.support.docker import Docker
 from tests.support.driver_root import make_driver_root
+from tests.support.marks import on_newest
 from tests.support.podman import Podman
 from tests.support.pods import ContainerSpec, PodSpec
+from tests.system.test_process_scan import AS_DROP_IN
 
 pytestmark = pytest.mark.containerd
 
@@ -52,8 +58,8 @@ def check_privileged(found: SeenContainer) -> None:
 
 
 @pytest.mark.short
-def test_containerd(runtime: packages.Runtime, folder: Path) -> None:
-    with Containerd(runtime) as node, staged(launch_on(node, folder)):
+def test_containerd(runtime: packages.Runtime, cgroup: Cgroup, folder: Path) -> None:
+    with Containerd(runtime, cgroup=cgroup) as node, staged(launch_on(node, folder)):
         plain = node.cri.run(node.cri.run_pod(PodSpec(name="web")), ContainerSpec())
         ids = [node.cri.run_asking(f"device={index}", f"train-{index}") for index in range(3)]
         agent = node.cri.run(node.cri.run_pod(PodSpec(name="agent", privileged=True)), ContainerSpec(privileged=True))
@@ -64,6 +70,29 @@ def test_containerd(runtime: packages.Runtime, folder: Path) -> None:
         check_gpu(found[id_], index)
     assert found[agent].pod == "agent"
     check_privileged(found[agent])
+
+
+@on_newest
+def test_the_rights_of_a_pod_that_is_not_privileged(runtime: packages.Runtime, cgroup: Cgroup, folder: Path) -> None:
+    """Cgroup v1's list is read. Of v2 bpf(2) is refused: the spec's own rules are left, and that is said once."""
+    with Containerd(runtime, cgroup=cgroup) as node, staged(launch_on(node, folder)):
+        ids = [node.cri.run_asking(f"device={index}", f"train-{index}") for index in range(2)]
+        wish = {"owner": 0, "majors": [195], "numbers": [(195, 0), (195, 1)], "states": [str(node.base / "state")]}
+        command = [*AS_DROP_IN, sys.executable, "-I", "-m", "nri_gpu.observe.look"]
+        done = subprocess.run(command, input=msgspec.json.encode(wish), stdout=subprocess.PIPE, check=True)
+    lines = [msgspec.json.decode(line, type=Line) for line in done.stdout.splitlines()]
+    found: Mapping[str, SeenContainer] = {each.id: each for each in lines if isinstance(each, SeenContainer)}
+    unseen = [each for each in lines if isinstance(each, Unseen)]
+    assert [found[id_].allowed for id_ in ids] == [((195, 0),), ((195, 1),)]
+    if cgroup is Cgroup.V1:
+        assert [found[id_].opens for id_ in ids] == [((195, 0),), ((195, 1),)]
+        assert not unseen
+    else:
+        assert all(found[id_].opens is None for id_ in ids)
+        assert all("cannot be read: Operation not permitted" in found[id_].fault for id_ in ids)
+        [rules] = unseen
+        assert rules.what == "rules"
+        assert "observe.nvml=true" in rules.sentence
 
 
 def test_docker(tmp_path: Path) -> None:

@@ -20,12 +20,13 @@ from nri_gpu.observe.bundles import DETAILS_MAX, FAULTS_MAX
 from nri_gpu.observe.looker import look_at_node, rootless
 from nri_gpu.observe.looks import DeviceRequest, Line, Look, SeenContainer, Unseen
 from nri_gpu.observe.runtime_table import CONTAINERD, CRIO, DOCKER, PODMAN
+from nri_gpu.stray.process_scan import HOLDERS_MAX
 from nri_gpu.stray.uses import Extent, Use
 from nri_gpu.verify.oci_bundles import SPEC_MAX, TASKS
 from tests.support.builders import inventory
 from tests.support.holding import FULL, MAJOR, ZERO, cgroup_of, holding, into
 from tests.support.look_node import device_cgroups, spec, write_bundle
-from tests.system.test_process_scan import AS_DROP_IN, CLOSED, ON_THE_HOST, UNSEEING
+from tests.system.test_process_scan import AS_DROP_IN, CLOSED, MANY, ON_THE_HOST, UNSEEING
 
 pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="makes device nodes and cgroups")
 ID, OTHER = ContainerId("ab" * 32), ContainerId("cd" * 32)
@@ -389,6 +390,12 @@ async def test_a_program_with_control_characters_in_its_name(tmp_path: Path) -> 
     assert b"\x1b" not in text
 
 
+def test_of_many_processes_some_are_printed(tmp_path: Path) -> None:
+    with cgroup_of(ID) as cgroup, holding(tmp_path, FULL, script=MANY, before=into(cgroup)):
+        uses = [each for each in printed(tmp_path)[0] if isinstance(each, Use) and f"/{ID}" in str(each.cgroups)]
+    assert len(uses) == HOLDERS_MAX
+
+
 @pytest.mark.parametrize(("before", "whole", "into_all"), UNSEEING.values(), ids=UNSEEING.keys())
 def test_a_look_that_may_see_less(tmp_path: Path, before: Sequence[str], whole: bool, into_all: bool) -> None:
     """Without hostPID, behind hidepid, without capabilities: it ends, and tells how far it reaches."""
@@ -398,15 +405,16 @@ def test_a_look_that_may_see_less(tmp_path: Path, before: Sequence[str], whole: 
     assert (extent.whole, extent.closed <= CLOSED) == (whole, into_all)
 
 
-async def test_rules_that_may_not_be_read_are_said_once(tmp_path: Path) -> None:
-    """Cgroup v1's list, which no capability of a pod opens where it is hidden; of v2 bpf(2) refuses likewise."""
+def test_rules_that_are_not_mounted_here(tmp_path: Path) -> None:
     with holding(tmp_path, FULL) as process, device_cgroups({ID: process.pid}):
         write_bundle(tasks(tmp_path), ID, concerned(), process.pid)
-        hide = 'mount -t tmpfs none /sys/fs/cgroup; exec "$@"'
+        hide = 'umount -R /sys/fs/cgroup; exec "$@"'
         lines, _ = printed(tmp_path, "unshare", "--mount", "sh", "-c", hide, "sh", *AS_DROP_IN)
     [found] = [each for each in lines if isinstance(each, SeenContainer)]
     assert found.opens is None
-    assert found.fault
+    assert [(each.what, found.fault in each.sentence) for each in lines if isinstance(each, Unseen)] == [
+        ("rules", True)
+    ]
 
 
 async def test_a_look_that_takes_too_long_is_told(tmp_path: Path) -> None:
