@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Final
@@ -73,7 +73,7 @@ class _HostConfig(Struct, frozen=True):
     requests: tuple[_Request, ...] | None = field(name="DeviceRequests", default=())
 
 
-def found_containers(states: Iterable[str], root: Path) -> tuple[tuple[Found, ...], tuple[Unseen, ...]]:
+def found_containers(states: Sequence[str], root: Path) -> tuple[tuple[Found, ...], tuple[Unseen, ...]]:
     """Return all containers that run or are about to, each once, and what could not be read.
 
     states: state folders of containerds beside the usual ones. root: the host's /.
@@ -96,7 +96,7 @@ def found_containers(states: Iterable[str], root: Path) -> tuple[tuple[Found, ..
     return tuple(found.values()), tuple(unseen)
 
 
-def _of_containerds(states: Iterable[str], root: Path, unseen: list[Unseen]) -> Iterator[Found]:
+def _of_containerds(states: Sequence[str], root: Path, unseen: list[Unseen]) -> Iterator[Found]:
     for state in dict.fromkeys((*states, *STATES)):
         try:
             bundles = read_bundles([below(root, state)], starting=True, variables=VARIABLES)

@@ -21,6 +21,7 @@ from nri_gpu.stray.uses import Extent, Use
 from nri_gpu.system.child import python, run
 
 LOOK_LIMIT_S: Final = 20.0
+USES_MAX: Final = 4096  # processes that are kept: a container may have any number of them, in cgroups of its own
 PROCESSES: Final = "processes"  # as of `Unseen.what`
 ALL: Final = "look"  # likewise: nothing was seen
 HIDDEN: Final = (
@@ -28,6 +29,7 @@ HIDDEN: Final = (
     "mounted without hidepid"
 )
 _NEEDS: Final = "it needs the capabilities SYS_PTRACE and DAC_READ_SEARCH, and no AppArmor profile that forbids it"
+_WHAT: Final = {True: "which processes have a node open", False: "containers and their devices"}  # by `processes`
 _ROOTLESS: Final = "it is rootless: its processes alone tell of it"
 # The scope of a rootless container, below the service of the user who runs it.
 _OF_USER: Final = re.compile(r"/user@(\d+)\.service/(?:[^/]+/)*(libpod|docker)-([0-9a-f]{64})\.scope(?:/|$)")
@@ -67,11 +69,8 @@ async def look_at_node(
         except _LookError as error:  # a process that hangs in the kernel may hold a look back; bundles do not
             unseen.append(Unseen(PROCESSES if with_processes else ALL, f"{_WHAT[with_processes]}: {error}"))
         else:
-            return _look(at, lines, unseen)
+            return look_of(at, lines, unseen)
     return Look(at=at, unseen=tuple(unseen))
-
-
-_WHAT: Final = {True: "which processes have a node open", False: "containers and their devices"}
 
 
 async def _lines(wish: dict[str, object], limit_s: float) -> list[Line]:
@@ -89,11 +88,16 @@ async def _lines(wish: dict[str, object], limit_s: float) -> list[Line]:
     return [_decoder.decode(line) for line in child.output.splitlines()]
 
 
-def _look(at: float, lines: list[Line], unseen: list[Unseen]) -> Look:
-    containers = [each for each in lines if isinstance(each, SeenContainer)]
-    uses = [each for each in lines if isinstance(each, Use)]
-    extent = next((each for each in lines if isinstance(each, Extent)), None)
-    unseen += [each for each in lines if isinstance(each, Unseen)]
+def look_of(at: float, lines: Iterable[Line], before: Iterable[Unseen] = ()) -> Look:
+    """Return the look that a child's lines make. before: what could not be seen up to then."""
+    found = tuple(lines)
+    containers = [each for each in found if isinstance(each, SeenContainer)]
+    uses = [each for each in found if isinstance(each, Use)]
+    extent = next((each for each in found if isinstance(each, Extent)), None)
+    unseen = [*before, *(each for each in found if isinstance(each, Unseen))]
+    if more := uses[USES_MAX:]:
+        unseen.append(Unseen(PROCESSES, f"{len(more)} more processes that have a node open"))
+        uses = uses[:USES_MAX]
     if extent and not extent.whole:
         unseen.append(Unseen(PROCESSES, HIDDEN))
     if extent and extent.closed:

@@ -17,7 +17,7 @@ import pytest
 from nri_gpu.domain.container import ContainerId, DeviceNumber
 from nri_gpu.domain.node import Majors
 from nri_gpu.observe.bundles import DETAILS_MAX, FAULTS_MAX
-from nri_gpu.observe.looker import look_at_node, rootless
+from nri_gpu.observe.looker import look_at_node
 from nri_gpu.observe.looks import DeviceRequest, Line, Look, SeenContainer, Unseen
 from nri_gpu.observe.runtime_table import CONTAINERD, CRIO, DOCKER, PODMAN
 from nri_gpu.stray.process_scan import HOLDERS_MAX
@@ -422,33 +422,6 @@ async def test_a_look_that_takes_too_long_is_told(tmp_path: Path) -> None:
     assert (look.containers, look.uses, look.extent) == ((), (), None)
     assert [each.what for each in look.unseen] == ["processes", "look"]
     assert "took longer than 0 s, and was stopped" in sentences(look)
-
-
-def used(*cgroups: str) -> Use:
-    return Use(7, 1, "/bin/x", cgroups, (FULL,))
-
-
-HOME: Final = "/user.slice/user-1000.slice/user@1000.service/user.slice"
-
-
-def test_rootless_containers_by_their_processes() -> None:
-    uses = [
-        used(f"{HOME}/libpod-{ID}.scope/container"),
-        used(f"{HOME}/libpod-{ID}.scope"),
-        used(f"/../..{HOME}/docker-{OTHER}.scope"),
-        used(f"/machine.slice/libpod-{'ef' * 32}.scope"),
-        used(f"{HOME}/libpod-conmon-{'01' * 32}.scope"),
-        used(f"{HOME}/app.slice/x.service"),
-    ]
-    found = [*rootless(uses, frozenset())]
-    assert [(each.id, each.runtime, each.user, each.name) for each in found] == [
-        (ID, PODMAN, "1000", ID[:12]),
-        (OTHER, DOCKER, "1000", OTHER[:12]),
-    ]
-
-
-def test_a_users_cgroup_of_a_known_containers_name_is_no_container() -> None:
-    assert [*rootless([used(f"{HOME}/libpod-{ID}.scope")], {ID})] == []
 
 
 def test_unseen_is_the_only_word_for_what_is_missing(tmp_path: Path) -> None:
