@@ -55,7 +55,8 @@ def observed_table(status: DaemonStatus, observer: ObserverStatus, times: Times,
 
 
 def _given(each: AllocationStatus, times: Times) -> dict[str, str | Line]:
-    since = "-" if each.since_s is None else times.since(each.since_s)
+    since_s = each.since_s if each.began_s is None else each.began_s
+    since = "-" if since_s is None else times.since(since_s)
     pod = f"{each.namespace}/{each.pod}" if each.pod else f"{each.runtime}/{each.container}"
     shares = f", 1 of {each.shared} replicas" if each.shared else ""
     return {

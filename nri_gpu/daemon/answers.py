@@ -408,8 +408,9 @@ class AllocationStatus(Struct, frozen=True, kw_only=True):
 
     gpu_uuid: or empty for a device of no GPU known here, which is then named by `device`. by: who gave it. asked: what
     its NVIDIA_VISIBLE_DEVICES says, which gives nothing. shared: how many replicas are given, of which it has one; 0
-    where it is whole. opened: whether one of its processes has it open now; None where that was not seen. since_s: when
-    it was first seen. last_opened_s: when a process was last seen to have it open. unseen: why a part is not known.
+    where it is whole. opened: whether one of its processes has it open now; None where that was not seen. began_s: when
+    the container was made. since_s: when the observer first saw it there. last_opened_s: when a process was last seen
+    to have it open. unseen: why a part is not known.
     """
 
     gpu_uuid: str
@@ -424,6 +425,7 @@ class AllocationStatus(Struct, frozen=True, kw_only=True):
     asked: str = ""
     shared: int = 0
     opened: bool | None = None
+    began_s: float | None = None
     since_s: float | None = None
     last_opened_s: float | None = None
     unseen: str = ""

@@ -163,6 +163,10 @@ CATALOGUE: Final[Mapping[str, Mapping[str, tuple[str, str]]]] = {
             "Install the systemd drop-in stray.conf, or set the chart's stray.enabled (docs/stray.md).",
         ),
         "bug: scan for stray GPU use failed": ("A bug in nri-gpu.", REPORT),
+        "observer finding": (
+            "An observer holds what was given against what is used, and the two differ: the line says how.",
+            "Do what the line says.",
+        ),
         "GPU usage not sampled": (
             "NVML did not tell what GPUs do; inventory, grants and health do not depend on that.",
             "See `dmesg | grep NVRM` for a call that hangs, or set samples = false in the policy's [usage].",

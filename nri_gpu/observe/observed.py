@@ -100,13 +100,13 @@ def observed_after(
     )
     tracked = {_key(each): _tracked(each, node, memory, moment, fresh=fresh) for each in node.allotments}
     found = _findings(node, strays, tracked, policy, moment, xids or {})
-    first = {each: memory.first_found_s.get(each, moment.wall_s) for each in map(_about, found)}
+    first = {each: memory.first_found_s.get(each, moment.wall_s) for each in map(use_findings.subject, found)}
     return Observed(
         memory=replace(memory, tracked=tracked, first_found_s=first),
         ledger=_ledger(node),
         containers={each.id: _named(each) for each in containers if not each.sandbox},
         allocations=_allocations(node, tracked, memory, moment),
-        findings=tuple(replace(each, since_s=first[_about(each)]) for each in found),
+        findings=tuple(replace(each, since_s=first[use_findings.subject(each)]) for each in found),
         strays=strays,
         quiet=node.quiet.patterns,
     )
@@ -232,12 +232,6 @@ def _is_unopened(tracked: Tracked, late: float) -> bool:
     return tracked.last_opened is None and tracked.looks >= LOOKS_MIN and tracked.since <= late
 
 
-def _about(found: ObservedFinding) -> tuple[object, ...]:
-    """Return what a finding is about, by which it is known again."""
-    whose = (found.namespace, found.pod, found.container)
-    return (found.kind, *whose, found.gpu_uuids) if any(whose) or found.gpu_uuids else (found.kind, found.message)
-
-
 def _ledger(node: JoinedNode) -> Ledger:
     """Return the allocations as external ones: what monitors have keeps nobody from a GPU."""
     by_holder = defaultdict[ContainerId, list[Allotment]](list)
@@ -297,6 +291,7 @@ def _allocation(
         asked=shown(container.asked),
         shared=replicas[allotment.uuid] if allotment.replica else 0,
         opened=_opened(allotment, node, memory.extent),
+        began_s=container.began_s,
         since_s=ago + tracked.since,
         last_opened_s=None if tracked.last_opened is None else ago + tracked.last_opened,
         unseen=allotment.unseen or container.fault,

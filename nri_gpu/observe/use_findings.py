@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Final
 
@@ -23,6 +24,8 @@ _UNKNOWN: Final = (
     "its runtime keeps its containers where this observer does not look, so who gave it that is not known: see to it "
     "there, " + _EXCEPT.format("its cgroup")
 )
+_MONITOR: Final = "; or list its pod in the policy's foreign.monitors if it only watches"
+_NUMBERS: Final = re.compile("[0-9]+")  # of processes, and of how often
 _PRIVILEGED: Final = (
     "a privileged container can open every GPU: make it unprivileged and have it request a GPU, or list its pod in the "
     "policy's foreign.monitors if it only watches"
@@ -44,6 +47,12 @@ def finding(
         pod=container.pod if container else "",
         container=container.name if container else "",
     )
+
+
+def subject(found: ObservedFinding) -> tuple[object, ...]:
+    """Return what a finding is about, by which it is known again: its container, else its sentence without numbers."""
+    whose = (found.namespace, found.pod, found.container)
+    return (found.kind, *whose, found.gpu_uuids) if any(whose) else (found.kind, _NUMBERS.sub("", found.message))
 
 
 def stray_message(use: StrayUse, node: JoinedNode) -> str:
@@ -119,7 +128,7 @@ def reachable(node: JoinedNode) -> Iterator[ObservedFinding]:
             others = sorted({_holder(each) for found in holders.values() for each in found})
             message = (
                 f"{who(container)} can open {node.names(holders)}, given to {listed(others, NAMED_MAX)}: "
-                f"{way_in(container, node.access.numbers(holders))}"
+                f"{way_in(container, node.access.numbers(holders))}{_MONITOR * bool(container.pod)}"
             )
             yield finding(FindingKind.REACHABLE, message, holders, container)
 

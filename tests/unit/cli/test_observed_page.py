@@ -16,7 +16,7 @@ from nri_gpu.cli.render import Times
 from nri_gpu.cli.status_page import status_page
 from nri_gpu.cli.status_table import of_namespace
 from nri_gpu.cli.watch import moments
-from nri_gpu.daemon.answers import AllocationStatus, DaemonStatus, ObservedFinding, ObserverStatus
+from nri_gpu.daemon.answers import AllocationStatus, DaemonStatus, GpuUsage, ObservedFinding, ObserverStatus
 from nri_gpu.daemon.view import status_of
 from nri_gpu.domain.errors import Exit
 from nri_gpu.domain.observed import FindingKind
@@ -48,6 +48,7 @@ def given(**fields: object) -> AllocationStatus:
         (given(opened=True), ["ml/train", "CDI", "yes", "1m"]),
         (given(opened=False), ["ml/train", "CDI", "no", "1m"]),
         (given(opened=False, last_opened_s=NOW - 30), ["ml/train", "CDI", "no, last 30s ago", "1m"]),
+        (given(began_s=NOW - 600), ["ml/train", "CDI", "-", "10m"]),
         (given(since_s=None), ["ml/train", "CDI", "-", "-"]),
         (given(shared=3), ["ml/train", "CDI, 1 of 3 replicas", "-", "1m"]),
         (given(namespace="", pod="", runtime="Docker", container="web"), ["Docker/web", "CDI", "-", "1m"]),
@@ -55,6 +56,19 @@ def given(**fields: object) -> AllocationStatus:
 )
 def test_a_row(allocation: AllocationStatus, cells: list[str]) -> None:
     assert rows(allocation)[0][-len(cells) :] == cells
+
+
+def test_a_sample_of_gpus_has_columns_of_its_own() -> None:
+    whole = status(given())
+    used = replace(whole.gpus[0], usage=GpuUsage(sampled_s=NOW, memory_used_bytes=2**30, memory_total_bytes=2**31))
+    page = plain(status_page(replace(whole, gpus=(used, *whole.gpus[1:])), Times(NOW))).splitlines()
+    assert re.split(" {2,}", page[1])[-2:] == ["MEMORY", "UTIL"]
+    assert re.split(" {2,}", page[2])[-2:] == ["1.0/2.0 GiB", "-"]
+
+
+def test_at_a_glance_gpus_are_counted() -> None:
+    page = plain(status_page(status(given(), given(pod="other")), Times(NOW), glance=True)).splitlines()
+    assert page[1] == "3 GPUs and MIG devices: 1 given, 2 given to nobody; 0 findings"
 
 
 def test_gpus_that_nobody_has_and_devices_of_no_known_gpu() -> None:
