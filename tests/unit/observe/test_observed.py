@@ -246,6 +246,10 @@ QUIET: Final = {
     "replicas of one GPU": Situation(
         look(TRAIN, OTHER), given((TRAIN, plugin(f"{GPU[0]}::0")), (OTHER, plugin(f"{GPU[0]}::1")))
     ),
+    "replicas that two plugins have": Situation(
+        look(TRAIN, OTHER),
+        given((TRAIN, plugin(f"{GPU[0]}::0")), (OTHER, plugin(f"{GPU[0]}::1", resource="nvidia.com/gpu.shared"))),
+    ),
     "a claim that pods share": Situation(
         look(TRAIN, OTHER), given((TRAIN, [claimed("gpu-7")]), (OTHER, [claimed("gpu-7")]))
     ),
