@@ -173,6 +173,7 @@ def _giver(container: SeenContainer) -> str:
         return CDI if any(each.driver == "cdi" for each in container.requests) else DOCKER
     if LEGACY_HOOK in container.hooks:
         return HOOK
-    if container.cdi or container.hooks:
+    with_driver = bool(container.driver_versions) and not container.pod  # which `--device /dev/nvidia0` does not mount
+    if container.cdi or container.hooks or with_driver:
         return CDI
     return NOT_KNOWN if container.pod else container.runtime

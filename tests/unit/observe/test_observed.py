@@ -428,6 +428,10 @@ ALLOTTED: Final = {
     ),
     "Docker by CDI": (Situation(look(WEB)), [(GPU[0], "", "CDI")]),
     "Docker's --device": (Situation(look(docker("web", nodes=nodes(1)))), [(GPU[1], "", "Docker")]),
+    "Podman by CDI, with the driver's files": (
+        Situation(look(docker("web", runtime="Podman", nodes=nodes(1), driver_versions=("580.95.05",)))),
+        [(GPU[1], "", "CDI")],
+    ),
     "Docker's --gpus all, privileged": (
         Situation(look(docker("web", privileged=True, requests=(DeviceRequest(driver="nvidia", count=-1),)))),
         [(GPU[0], "", "Docker"), (GPU[1], "", "Docker"), (PART[0], "", "Docker"), (PART[1], "", "Docker")],
