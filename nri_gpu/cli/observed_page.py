@@ -24,6 +24,7 @@ from nri_gpu.domain.text import counted, listed, shown
 GIVEN_TO: Final = Column("GIVEN TO", name=True, repeated=True)
 BY: Final = Column("BY", name=True)
 NAME_MAX: Final = 253  # characters of a Kubernetes name
+DEVICE_MAX: Final = 64  # characters of a device's name
 QUIET_MAX: Final = 3  # patterns and monitors in a line
 NOBODY: Final[Cells] = dict.fromkeys(("GIVEN TO", "CONTAINER", "BY", "OPENED", "FOR", "SINCE", "ASKED"), "-")
 UNKNOWN: Final = "?"  # in place of an index
@@ -102,7 +103,8 @@ def _unseen(observer: ObserverStatus) -> Iterator[str]:
     for each in observer.allocations:
         if each.unseen:
             name = f"{each.namespace}/{each.pod}" if each.pod else f"{each.runtime}/{each.container}"
-            whose.setdefault(each.unseen, {})[shown(name, NAME_MAX)] = None
+            device = f" ({shown(each.device, DEVICE_MAX)})" if each.device and not each.gpu_uuid else ""
+            whose.setdefault(each.unseen, {})[shown(name, NAME_MAX) + device] = None
     yield from (f"{listed(names)}: {why}" for why, names in [*whose.items()][:SHOWN])
 
 

@@ -8,14 +8,16 @@ from typing import Final
 from msgspec import Struct
 
 from nri_gpu.domain.allocation import REPLICA
+from nri_gpu.domain.bounds import MODESET_MINOR
 from nri_gpu.domain.container import ContainerId, DeviceNumber
 from nri_gpu.domain.gpu import GpuUuid
 from nri_gpu.domain.node import Inventory
-from nri_gpu.domain.text import shown
+from nri_gpu.domain.text import listed, shown
 from nri_gpu.observe.given import Given, GivenDevice, PodContainer
 from nri_gpu.observe.looks import SeenContainer
 from nri_gpu.observe.resolve import resolved
 from nri_gpu.observe.unit_access import UnitAccess
+from nri_gpu.stray.judge import usual_node
 
 NAME_MAX: Final = 253  # characters of a Kubernetes name
 CDI, DOCKER, HOOK, PRIVILEGED, NOT_KNOWN = "CDI", "Docker", "NVIDIA's hook", "privileged", "not known"
@@ -134,7 +136,15 @@ def _listed(container: SeenContainer, devices: Iterable[GivenDevice], inventory:
         for uuid in sorted(uuids):
             yield Allotment(container=container, by=by, uuid=uuid, kubelet=device, unseen=absent)
         if not uuids:
-            yield Allotment(container=container, by=by, kubelet=device, unseen=absent or WHICH_GPU)
+            yield Allotment(container=container, by=by, kubelet=device, unseen=absent or _unknown(container, inventory))
+
+
+def _unknown(container: SeenContainer, inventory: Inventory) -> str:
+    """Return that a device is not known, with the nodes of GPUs and MIG devices by which its container has it."""
+    majors = inventory.majors
+    own = sorted(each for each in container.nodes if each[0] in (majors.nvidia, majors.nvidia_caps))
+    nodes = [usual_node(each, majors) for each in own if each[1] < MODESET_MINOR or each[0] == majors.nvidia_caps]
+    return WHICH_GPU + (f"; its container has {listed(nodes)}" if nodes else "")
 
 
 def _is_part(device: GivenDevice) -> bool:

@@ -78,6 +78,13 @@ def test_gpus_that_nobody_has_and_devices_of_no_known_gpu() -> None:
     assert "GPU not known" in found[5]
 
 
+def test_what_is_not_known_has_its_reason_once() -> None:
+    why = "which GPU it is a part of is not known here"
+    two = (given(gpu_uuid="", device="MIG-\x1b[2J", pod=pod, unseen=why) for pod in ("a", "b"))
+    page = plain(status_page(status(*two), Times(NOW))).splitlines()
+    assert [line for line in page if why in line] == [rf"ml/a (MIG-\x1b[2J), ml/b (MIG-\x1b[2J): {why}"]
+
+
 @pytest.fixture
 def asked(nri_gpu: NriGpuCall, tmp_path: Path) -> Callable[..., Done]:
     """Asks an observer on a made-up node."""

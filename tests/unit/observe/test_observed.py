@@ -476,6 +476,13 @@ def test_who_was_given_what(situation: Situation, rows: list[tuple[str, str, str
     }
 
 
+def test_a_device_of_no_known_gpu_has_its_nodes_by_number() -> None:
+    situation, _ = ALLOTTED["a MIG device without NVML"]
+    (row,) = situation.seen().allocations
+    cap = f"/dev/nvidia-caps/nvidia-cap{capability(0)[1]}"
+    assert row.unseen == f"which GPU it is a part of is not known here; its container has /dev/nvidia5, {cap}"
+
+
 def test_replicas_are_counted_and_open_by_processes() -> None:
     one, two = (
         given((TRAIN, plugin(f"{GPU[0]}::0")), (OTHER, plugin(f"{GPU[0]}::1"))),
