@@ -138,6 +138,14 @@ def test_a_rejected_policy_is_a_finding_and_no_reason_to_end_the_pod(
     assert "policy file rejected, the previous policy stays in force: line 3" in done.out
 
 
+@pytest.mark.parametrize(("looked_s", "code"), [(None, Exit.FINDING), (NOW, Exit.OK)])
+def test_an_observer_is_ready_once_it_has_looked(asked: NriGpuCall, looked_s: float | None, code: Exit) -> None:
+    """Whatever it could not see."""
+    observer = answers.ObserverStatus(looked_s=looked_s)
+    done = asked(status_json(view(observer=observer, inventory_fault="no NVML")), "--probe")
+    assert done.code == code
+
+
 def test_alive_only_asks_for_an_answer(asked: NriGpuCall, nri_gpu: NriGpuCall, tmp_path: Path) -> None:
     assert asked(AWAY, "--alive") == Done(Exit.OK, "", "")
     assert nri_gpu("status", "--state-dir", tmp_path / "none", "--alive").code == Exit.UNAVAILABLE
