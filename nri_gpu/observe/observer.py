@@ -205,7 +205,11 @@ class Observer:
         self._kubelet_due = self._kubelet_due or changed or bool(self._given.fault)
         if self._kubelet_due and self._clock() - self._kubelet_at >= self._state.settings.observe.kubelet_s:
             self._kubelet_at, self._kubelet_due = self._clock(), False
-            self._given = await self._senses.given()
+            given, before = await self._senses.given(), self._given
+            missing = (
+                given.fault and not given.devices
+            )  # what it gave before it still has given, but for pods that ended
+            self._given = replace(given, at=before.at, devices=before.devices) if missing else given
 
     def _take(self, look: Look) -> None:
         """Keep a look, and what the last look at processes did not see."""

@@ -13,7 +13,7 @@ from msgspec.structs import replace
 
 from nri_gpu.domain.container import ContainerId
 from nri_gpu.domain.node import Inventory, Majors
-from nri_gpu.observe.given import Given
+from nri_gpu.observe.given import Given, GivenDevice
 from nri_gpu.observe.looks import Look, SeenContainer, Unseen
 from nri_gpu.observe.observer import Observer, Senses
 from nri_gpu.policy.model import Policy
@@ -114,6 +114,16 @@ async def test_a_kubelet_that_failed_is_asked_with_the_next_look(folder: Path) -
     async with node.observed() as observer:
         assert "it does not answer" in observer.status().unseen
         await until("a second question", lambda: node.asked == 2)
+
+
+async def test_what_the_kubelet_gave_stays_given_while_it_does_not_answer(node: Node) -> None:
+    node.given = Given(at=1.0, kubelet=True, devices={("ml", "train", "main"): (GivenDevice(id="GPU-0"),)})
+    async with node.observed() as observer:
+        node.given = Given(at=2.0, kubelet=True, fault="it does not answer")
+        (node.folder / "one").mkdir()
+        await until("a second question", lambda: "it does not answer" in observer.status().unseen)
+        assert [each.device for each in observer.status().allocations] == ["GPU-0"]
+        assert observer.status().kubelet_s == pytest.approx(time.time() - time.monotonic() + 1.0, abs=1)
 
 
 async def test_whoever_asks_waits_for_a_look_that_is_not_old(node: Node) -> None:
