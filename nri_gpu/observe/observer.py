@@ -32,6 +32,7 @@ SETTLE_S: Final = 1.0  # after a bundle came or went: others follow, and its fil
 FRESH_S: Final = 10.0  # as old as a look may be for somebody who asks
 FRESH_WAIT_S: Final = 3.0  # for an answer to wait for a look
 
+AWAY: Final = "the kubelet's socket is gone, so what it gave is shown as it was: it may be starting again"
 Xids = Mapping[GpuUuid, Sequence[tuple[int, float]]]
 
 
@@ -206,6 +207,8 @@ class Observer:
         if self._kubelet_due and self._clock() - self._kubelet_at >= self._state.settings.observe.kubelet_s:
             self._kubelet_at, self._kubelet_due = self._clock(), False
             given, before = await self._senses.given(), self._given
+            if before.kubelet and not given.kubelet:
+                given = Given(kubelet=True, fault=given.fault or AWAY)
             missing = (
                 given.fault and not given.devices
             )  # what it gave before it still has given, but for pods that ended

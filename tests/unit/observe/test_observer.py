@@ -13,9 +13,9 @@ from msgspec.structs import replace
 
 from nri_gpu.domain.container import ContainerId
 from nri_gpu.domain.node import Inventory, Majors
-from nri_gpu.observe.given import Given, GivenDevice
+from nri_gpu.observe.given import NO_KUBELET, Given, GivenDevice
 from nri_gpu.observe.looks import Look, SeenContainer, Unseen
-from nri_gpu.observe.observer import Observer, Senses
+from nri_gpu.observe.observer import AWAY, Observer, Senses
 from nri_gpu.policy.model import Policy
 from nri_gpu.policy.observe_settings import ObserveSettings
 from nri_gpu.stray.uses import Extent
@@ -116,12 +116,16 @@ async def test_a_kubelet_that_failed_is_asked_with_the_next_look(folder: Path) -
         await until("a second question", lambda: node.asked == 2)
 
 
-async def test_what_the_kubelet_gave_stays_given_while_it_does_not_answer(node: Node) -> None:
+@pytest.mark.parametrize(
+    ("silent", "said"),
+    [(Given(at=2.0, kubelet=True, fault="it does not answer"), "it does not answer"), (NO_KUBELET, AWAY)],
+)
+async def test_what_the_kubelet_gave_stays_given_while_it_is_away(node: Node, silent: Given, said: str) -> None:
     node.given = Given(at=1.0, kubelet=True, devices={("ml", "train", "main"): (GivenDevice(id="GPU-0"),)})
     async with node.observed() as observer:
-        node.given = Given(at=2.0, kubelet=True, fault="it does not answer")
+        node.given = silent
         (node.folder / "one").mkdir()
-        await until("a second question", lambda: "it does not answer" in observer.status().unseen)
+        await until("a second question", lambda: said in observer.status().unseen)
         assert [each.device for each in observer.status().allocations] == ["GPU-0"]
         assert observer.status().kubelet_s == pytest.approx(time.time() - time.monotonic() + 1.0, abs=1)
 
