@@ -18,7 +18,7 @@ from nri_gpu.observe.observed_allocations import NO_UNITS, Allotment, Numbers, s
 from nri_gpu.observe.unit_access import UnitAccess
 from nri_gpu.policy.forms import Globs
 from nri_gpu.stray.judge import container_of
-from nri_gpu.stray.uses import Use
+from nri_gpu.stray.uses import CLOSED_MAX, Extent, Use
 
 
 class SeenIds(Struct, frozen=True):
@@ -39,13 +39,26 @@ def open_numbers(containers: Iterable[SeenContainer], uses: Iterable[Use]) -> Nu
     return {id_: frozenset(numbers) for id_, numbers in found.items()}
 
 
+def closed_containers(containers: Iterable[SeenContainer], extent: Extent | None) -> frozenset[ContainerId]:
+    """Return the containers of which a look at processes may have missed open files."""
+    ids = frozenset(each.id for each in containers)
+    if extent is None or not extent.whole or len(extent.closed_in) >= CLOSED_MAX:
+        return ids
+    known = SeenIds(ids)
+    return frozenset(id_ for path in extent.closed_in if (id_ := container_of([path], known)))
+
+
 class JoinedNode(Struct, frozen=True, kw_only=True, dict=True):
-    """The node. open_numbers: what processes of containers have open. quiet: users that are no finding."""
+    """The node. open_numbers: what processes of containers have open. quiet: users that are no finding.
+
+    closed: containers of whose processes not all open files may be seen.
+    """
 
     inventory: Inventory
     containers: tuple[SeenContainer, ...]
     allotments: tuple[Allotment, ...]
     open_numbers: Numbers
+    closed: frozenset[ContainerId] = frozenset()
     quiet: Globs
 
     @cached_property

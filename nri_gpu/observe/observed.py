@@ -20,7 +20,7 @@ from nri_gpu.ledger.ledger import Ledger, Live
 from nri_gpu.nri.list_size import ListedContainer
 from nri_gpu.observe import node_findings, use_findings
 from nri_gpu.observe.given import Given, PodContainer
-from nri_gpu.observe.joined_node import JoinedNode, SeenIds, open_numbers
+from nri_gpu.observe.joined_node import JoinedNode, SeenIds, closed_containers, open_numbers
 from nri_gpu.observe.looks import Look, SeenContainer
 from nri_gpu.observe.observed_allocations import NO_UNITS, PRIVILEGED, Allotment, allotments, owner_of, short_name
 from nri_gpu.observe.usual_users import quiet_patterns
@@ -88,6 +88,7 @@ def observed_after(
         containers=containers,
         allotments=allotments(containers, given, inventory, open_),
         open_numbers=open_,
+        closed=closed_containers(containers, memory.extent),
         quiet=quiet_patterns(policy),
     )
     strays = _strays(node, uses)
@@ -179,23 +180,23 @@ def _key(allotment: Allotment) -> TrackedKey:
     return allotment.container.id or "/".join(allotment.owner), allotment.uuid or allotment.device
 
 
-def _opened(allotment: Allotment, node: JoinedNode, extent: Extent | None) -> bool | None:
+def _opened(allotment: Allotment, node: JoinedNode) -> bool | None:
     """Return whether a process of its container has it open; None where that is not seen."""
     if allotment.container.user:
         return True
-    if not allotment.container.id or extent is None:
+    if not allotment.container.id:
         return None
     open_ = node.open_numbers.get(allotment.container.id, frozenset())
     if allotment.uuid:
         found = not node.access.needed(allotment.uuid).isdisjoint(open_)
     else:
         found = any(map(node.access.is_gpus_node, open_))
-    return found or (False if extent.whole and not extent.closed else None)
+    return found or (None if allotment.container.id in node.closed else False)
 
 
 def _tracked(allotment: Allotment, node: JoinedNode, memory: Memory, moment: Moment, *, fresh: bool) -> Tracked:
     before = memory.tracked.get(_key(allotment)) or Tracked(moment.clock_s)
-    opened = _opened(allotment, node, memory.extent) if fresh else None
+    opened = _opened(allotment, node) if fresh else None
     if opened is None:
         return before
     return replace(before, last_opened=memory.looked) if opened else replace(before, looks=before.looks + 1)
@@ -290,7 +291,7 @@ def _allocation(
         claim=allotment.claim,
         asked=shown(container.asked),
         shared=replicas[allotment.uuid] if allotment.replica else 0,
-        opened=_opened(allotment, node, memory.extent),
+        opened=_opened(allotment, node),
         began_s=container.began_s,
         since_s=ago + tracked.since,
         last_opened_s=None if tracked.last_opened is None else ago + tracked.last_opened,

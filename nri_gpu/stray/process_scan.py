@@ -26,7 +26,7 @@ from typing import Final
 
 import msgspec
 
-from nri_gpu.stray.uses import LIBCUDA, DeviceNumber, Extent, Use
+from nri_gpu.stray.uses import CLOSED_MAX, LIBCUDA, DeviceNumber, Extent, Use
 from nri_gpu.system.proc import (
     PATH_MAX,
     PROC,
@@ -65,6 +65,7 @@ def scan(owner: int, majors: frozenset[int], *, maps_too: bool = False) -> Itera
     """Yield each process with nodes of these majors open, as the module says, and then how far that reaches."""
     pids = [int(name) for name in os.listdir("/proc") if name.isdecimal()]  # noqa: PTH208 (the names are enough)
     closed, named, files = 0, Counter[tuple[tuple[str, ...], DeviceNumber]](), Counter[DeviceNumber]()
+    closed_in = set[str]()
     for pid in pids:
         try:
             opened = [number for tid in _tables(pid) for number in _open_numbers(tid, majors)]
@@ -73,6 +74,8 @@ def scan(owner: int, majors: frozenset[int], *, maps_too: bool = False) -> Itera
             use = _use(pid, owner, tuple(sorted({*opened})), libcuda=libcuda) if opened or libcuda else None
         except PermissionError:
             closed += 1
+            with suppress(OSError):
+                closed_in.update(_cgroups(PROC / str(pid)))
             continue
         except OSError:  # it ended meanwhile
             continue
@@ -82,7 +85,7 @@ def scan(owner: int, majors: frozenset[int], *, maps_too: bool = False) -> Itera
             yield use
     whole = has_hosts_pids() and 1 in pids
     counted = tuple((*number, count) for number, count in sorted(files.items()))
-    yield Extent(len(pids), closed, whole, _cgroups(PROC / "self"), counted)
+    yield Extent(len(pids), closed, whole, _cgroups(PROC / "self"), counted, tuple(sorted(closed_in)[:CLOSED_MAX]))
 
 
 def _use(pid: int, owner: int, numbers: tuple[DeviceNumber, ...], *, libcuda: bool) -> Use | None:

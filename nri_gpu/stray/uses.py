@@ -7,6 +7,7 @@ from typing import Final
 from msgspec import Struct
 
 LIBCUDA: Final = "--libcuda"  # has the look read what processes map, too
+CLOSED_MAX: Final = 512  # cgroups of processes whose open files may not be seen
 DeviceNumber = tuple[int, int]
 
 
@@ -30,3 +31,4 @@ class Extent(Struct, frozen=True, tag="extent"):
     whole: bool  # no process of the host was hidden
     cgroups: tuple[str, ...] = ()  # of the process that looked, as of `Use`
     files: tuple[tuple[int, int, int], ...] = ()  # major, minor, and how often all processes have that node open
+    closed_in: tuple[str, ...] = ()  # cgroups of the closed ones; CLOSED_MAX of them: there may be more

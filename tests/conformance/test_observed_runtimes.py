@@ -71,7 +71,7 @@ def test_docker(tmp_path: Path) -> None:
     ):
         docker.load()
         names = {
-            docker.run("--name", f"job{index}", "--device", f"nvidia.com/gpu={index}"): f"job{index}"
+            str(docker.run("--name", f"job{index}", "--device", f"nvidia.com/gpu={index}")): f"job{index}"
             for index in range(3)
         }
         agent = docker.run("--privileged")

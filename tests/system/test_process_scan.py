@@ -202,6 +202,7 @@ UNSEEING: Mapping[str, tuple[Sequence[str], bool, bool]] = {  # whether it sees 
 def test_a_look_tells_how_far_it_reaches(before: Sequence[str], whole: bool, into_all: bool) -> None:
     _, extent = scanned(*before)
     assert (extent.whole, extent.closed <= CLOSED) == (whole, into_all)
+    assert extent.closed_in or into_all
 
 
 async def test_a_look_takes_a_child_of_its_own(tmp_path: Path) -> None:

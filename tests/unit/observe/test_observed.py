@@ -21,7 +21,7 @@ from nri_gpu.policy.forms import Globs
 from nri_gpu.policy.model import ForeignSettings, Policy
 from nri_gpu.policy.observe_settings import ObserveSettings
 from nri_gpu.policy.stray_settings import StraySettings
-from nri_gpu.stray.uses import Extent
+from nri_gpu.stray.uses import CLOSED_MAX, Extent
 from tests.support import builders as make
 from tests.support.goldens import FIXTURES
 from tests.unit.observe.seen import (
@@ -356,10 +356,26 @@ def test_what_was_opened_once_is_no_finding() -> None:
     assert (allocation.since_s, allocation.last_opened_s) == (WALL, WALL + 1800)
 
 
-@pytest.mark.parametrize("extent", [None, Extent(99, 3, True), Extent(99, 0, False)])
+@pytest.mark.parametrize(
+    "extent",
+    [
+        None,
+        Extent(99, 3, True, closed_in=("/user.slice", f"/kubepods/pod1/{TRAIN.id}")),
+        Extent(99, 999, True, closed_in=tuple(f"/{number}" for number in range(CLOSED_MAX))),
+        Extent(99, 0, False),
+    ],
+)
 def test_looks_that_cannot_tell_do_not_count(extent: Extent | None) -> None:
     seen = after([0, 1, 2, 3], extent=extent)
     assert (seen.findings, [each.opened for each in seen.allocations]) == ((), [None])
+
+
+def test_a_closed_process_elsewhere_does_not_matter() -> None:
+    seen = after([0, 0.5, 2], extent=Extent(99, 1, True, closed_in=("/init.scope", f"/kubepods/pod2/{OTHER.id}")))
+    assert ([each.kind for each in seen.findings], [each.opened for each in seen.allocations]) == (
+        [FindingKind.UNOPENED],
+        [False],
+    )
 
 
 def test_a_look_at_bundles_alone_keeps_what_processes_had_open() -> None:
