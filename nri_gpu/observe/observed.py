@@ -88,7 +88,7 @@ def observed_after(
         containers=containers,
         allotments=allotments(containers, given, inventory, open_),
         open_numbers=open_,
-        closed=closed_containers(containers, memory.extent),
+        closed=closed_containers(containers, memory.extent, memory.uses),
         quiet=quiet_patterns(policy),
     )
     strays = _strays(node, uses)

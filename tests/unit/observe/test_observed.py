@@ -15,6 +15,7 @@ from nri_gpu.domain.node import Inventory
 from nri_gpu.domain.observed import FindingKind
 from nri_gpu.health.gpu_record import Moment
 from nri_gpu.observe.given import Given
+from nri_gpu.observe.looker import USES_MAX
 from nri_gpu.observe.looks import DeviceRequest, Look
 from nri_gpu.observe.observed import Observed
 from nri_gpu.policy.forms import Globs
@@ -376,6 +377,12 @@ def test_a_closed_process_elsewhere_does_not_matter() -> None:
         [FindingKind.UNOPENED],
         [False],
     )
+
+
+def test_processes_that_a_look_left_out_may_be_anybodys() -> None:
+    fork_bomb = [use(OTHER, CTL, pid=pid) for pid in range(1, USES_MAX + 1)]
+    seen = observed(look(TRAIN, OTHER, *fork_bomb), given((TRAIN, plugin(GPU[0]))))
+    assert [each.opened for each in seen.allocations if each.pod == "train"] == [None]
 
 
 def test_a_look_at_bundles_alone_keeps_what_processes_had_open() -> None:
