@@ -25,6 +25,10 @@ SETS: Final[Mapping[str, tuple[str, Mapping[str, Any]]]] = {
         "the scheduler allocates GPUs, by claims",
         {"kubelet": {"enabled": False}, "dra": {"enabled": True}},
     ),
+    "observe.yaml": (
+        "nobody gets a GPU by it: an observer says who was given which, and who uses it",
+        {"mode": "observe"},
+    ),
 }
 # A class that claims a resource does so for the whole cluster, also where a device plugin still offers it.
 NOTES: Final[Mapping[str, str]] = {
@@ -34,6 +38,11 @@ NOTES: Final[Mapping[str, str]] = {
 #   extendedResourceName: nvidia.com/gpu
 """,
 }
+ORDER: Final = tuple(
+    f"{each}.yaml" for each in ("serviceaccount", "configmap", "admission", "guard", "daemonset", "dra", "observe")
+)
+DAEMON: Final = "The daemon is privileged, and both mount folders of the host."
+OBSERVER: Final = "The observer sees the processes of the host, and mounts folders of it."
 HEAD: Final = """\
 # {purpose}.
 # Made from deploy/helm/nri-gpu with {values}, by `make generate`; do not edit here.
@@ -43,7 +52,7 @@ kind: Namespace
 metadata:
   name: nri-gpu
   labels:
-    # The daemon is privileged, and both mount folders of the host.
+    # {rights}
     pod-security.kubernetes.io/enforce: privileged
 """
 
@@ -52,19 +61,23 @@ def _text(name: str) -> str:
     """Return all of one file, in the order to apply."""
     purpose, changed = SETS[name]
     texts = render(**changed)
-    order = ("serviceaccount.yaml", "configmap.yaml", "admission.yaml", "guard.yaml", "daemonset.yaml", "dra.yaml")
-    assert set(texts) <= set(order)
+    assert set(texts) <= set(ORDER)
     head = HEAD.format(
-        purpose=f"{purpose[0].upper()}{purpose[1:]}", values=" ".join(as_options(changed)), note=NOTES.get(name, "")
+        purpose=f"{purpose[0].upper()}{purpose[1:]}",
+        values=" ".join(as_options(changed)),
+        note=NOTES.get(name, ""),
+        rights=OBSERVER if "observe.yaml" in texts else DAEMON,
     )
-    return head + "".join(f"---\n{_without_blank_ends(texts[each])}\n" for each in order if each in texts)
+    return head + "".join(f"---\n{_without_blank_ends(texts[each])}\n" for each in ORDER if each in texts)
 
 
 def as_options(changed: Mapping[str, Any]) -> list[str]:
     """Return values as Helm's command line takes them."""
     given = {"image": {"repository": IMAGE}, **changed}
-    pairs = [f"{table}.{key}={str(value).lower()}" for table, keys in given.items() for key, value in keys.items()]
-    return ["--set", ",".join(pairs)]
+    tables = {table: keys for table, keys in given.items() if isinstance(keys, Mapping)}
+    pairs = {f"{table}.{key}": value for table, keys in tables.items() for key, value in keys.items()}
+    pairs |= {key: value for key, value in given.items() if key not in tables}
+    return ["--set", ",".join(f"{path}={str(value).lower()}" for path, value in pairs.items())]
 
 
 def _without_blank_ends(text: str) -> str:

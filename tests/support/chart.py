@@ -42,6 +42,7 @@ VARIANTS: Mapping[str, dict[str, Any]] = {
         "nodeSelector": {"kubernetes.io/os": None},
         "resources": {"requests": None, "limits": {"cpu": 0.5}},
     },
+    "kubelet by name": {"mode": "", "kubelet": {"enabled": True}},
     "nulls": {
         **dict.fromkeys(("affinity", "tolerations", "nodeSelector", "resources", "podAnnotations", "podLabels")),
         "guard": {"resources": None},
@@ -49,11 +50,34 @@ VARIANTS: Mapping[str, dict[str, Any]] = {
         "metrics": {"labels": None},
     },
 }
+# Of releases that only observe.
+OBSERVING: Mapping[str, dict[str, Any]] = {
+    "observe": {"mode": "observe"},
+    "observe with NVML": {"mode": "observe", "observe": {"nvml": True}},
+    "observe all of it": {
+        "mode": "observe",
+        "observe": {"nvml": True, "libraries": "lib64", "runtimes": ["docker", "podman"], "priorityClassName": "low"},
+        "paths": {"driverRoot": "/run/nvidia/driver"},
+        "policy": "[observe]\nxids = true\n",
+        "simulation": "# none",
+        "kubelet": {"root": "/data/kubelet"},
+        "metrics": {"enabled": True, "scrape": "serviceMonitor"},
+        "image": {"pullSecrets": [{"name": "registry"}]},
+        "podAnnotations": {"example.com/a": "b"},
+        "podLabels": {"team": "gpu"},
+    },
+    "observe least of it": {
+        "mode": "observe",
+        "observe": {"resources": None, "runtimes": None},
+        "affinity": {"nodeAffinity": None},
+        "metrics": {"enabled": True},
+    },
+}
 
 
 @cache
 def found(variant: str = "defaults") -> list[dict[str, Any]]:
-    return documents(ELSEWHERE, **VARIANTS[variant])
+    return documents(ELSEWHERE, **{**VARIANTS, **OBSERVING}[variant])
 
 
 def one(among: list[dict[str, Any]], kind: str, name: str) -> Any:  # noqa: ANN401 - parsed YAML
@@ -73,3 +97,16 @@ def pod(component: str, variant: str = "defaults") -> Any:  # noqa: ANN401 - par
 def container(component: str, variant: str = "defaults") -> Any:  # noqa: ANN401 - parsed YAML
     (only,) = pod(component, variant)["containers"]
     return only
+
+
+def mount(component: str, variant: str = "defaults", **fields: str) -> Any:  # noqa: ANN401 - parsed YAML
+    """The container's mount with this field."""
+    (only,) = (each for each in container(component, variant)["volumeMounts"] if fields.items() <= each.items())
+    return only
+
+
+def host_paths(component: str, variant: str = "defaults") -> dict[str, str]:
+    """Host path -> `ro` or `rw`."""
+    read_only = {each["name"]: each.get("readOnly") for each in container(component, variant)["volumeMounts"]}
+    volumes = [each for each in pod(component, variant)["volumes"] if "hostPath" in each]
+    return {each["hostPath"]["path"]: "ro" if read_only[each["name"]] else "rw" for each in volumes}

@@ -3,6 +3,7 @@
 `helm install --dry-run=client` is not tried with Helm 3, which asks a cluster for its version even then.
 """
 
+import kubernetes_validate
 import pytest
 
 from tests.support.errors import HarnessError
@@ -60,6 +61,72 @@ def test_on_openshift_the_accounts_of_all_daemonsets_may_use_the_constraints(hel
     assert len(accounts) == 2
 
 
+OBSERVE = "--set=mode=observe"
+APPARMOR = "container.apparmor.security.beta.kubernetes.io/nri-gpu"
+
+
+@pytest.mark.parametrize("version", ["1.25.0", "1.29.9", "1.30.0-rc.1", "1.31.0", "1.37.0"])
+def test_the_observer_is_unconfined_and_writes_to_no_container_by_what_each_kubernetes_knows(
+    helm: Helm, version: str
+) -> None:
+    made = parsed(helm("template", *RELEASE, *OPTIONS, OBSERVE, f"--kube-version={version}"))
+    assert {each["kind"] for each in made} == {"ServiceAccount", "ConfigMap", "DaemonSet"}
+    (template,) = (each["spec"]["template"] for each in made if each["kind"] == "DaemonSet")
+    (container,) = template["spec"]["containers"]
+    (bundles,) = (each for each in container["volumeMounts"] if each["name"] == "containerd")
+    minor = int(version.split(".")[1])
+    field = {"type": "Unconfined"} if minor >= 30 else None
+    assert container["securityContext"].get("appArmorProfile") == field
+    assert template["metadata"]["annotations"].get(APPARMOR) == (None if field else "unconfined")
+    assert bundles.get("recursiveReadOnly") == ("IfPossible" if minor >= 31 else None)
+    if minor < 30:  # the oldest schemas there are, which know neither field
+        for each in made:
+            kubernetes_validate.validate(each, "1.25", strict=True)
+
+
+def test_on_openshift_the_observer_may_use_the_constraints_and_sees_crio(helm: Helm) -> None:
+    made = parsed(
+        helm("template", *RELEASE, *OPTIONS, OBSERVE, helm.kube_version, "--api-versions=security.openshift.io/v1")
+    )
+    (binding,) = (each for each in made if each["kind"] == "RoleBinding")
+    (spec,) = (each["spec"]["template"]["spec"] for each in made if each["kind"] == "DaemonSet")
+    assert [each["name"] for each in binding["subjects"]] == [spec["serviceAccountName"]]
+    assert "crio" in {each["name"] for each in spec["volumes"]}
+
+
+@pytest.mark.parametrize(
+    ("version", "state"),
+    [
+        ("1.34.2+k3s1", "/run/k3s/containerd"),
+        ("1.34.2+rke2r1", "/run/k3s/containerd"),
+        ("1.34.2+k0s", "/run/k0s/containerd"),
+    ],
+)
+def test_the_observer_sees_the_containerd_that_a_distribution_brings(
+    tmp_path_factory: pytest.TempPathFactory, version: str, state: str
+) -> None:
+    """Helm 3 takes such a version from a cluster alone, and drops its end on the command line."""
+    helm = Helm("helm4", tmp_path_factory.mktemp("helm"))
+    made = helm("template", *RELEASE, *OPTIONS, OBSERVE, f"--kube-version={version}")
+    assert f"path: {state}/io.containerd.runtime.v2.task" in made
+    own = helm("template", *RELEASE, *OPTIONS, OBSERVE, f"--kube-version={version}", "--set=observe.runtimes={docker}")
+    assert "io.containerd.runtime.v2.task" not in own
+
+
+def test_notes_on_the_observer(tmp_path_factory: pytest.TempPathFactory) -> None:
+    helm = Helm("helm4", tmp_path_factory.mktemp("helm"))
+    for options, there, missing in (
+        ((), "exec daemonset/nri-gpu-observe -- nri-gpu status", "are privileged"),
+        (("--set=observe.nvml=true",), "Its pods are privileged", "not privileged"),
+        (("--set=observe.runtimes={docker,podman}",), "the containers of docker, podman.", "exec daemonset/nri-gpu --"),
+    ):
+        made = helm("install", *RELEASE, *OPTIONS, OBSERVE, *options, "--dry-run=client").partition("NOTES:")[2]
+        assert there in made
+        assert missing not in made
+        assert "leaves nothing on the nodes" in made
+        assert "What one node can grant" not in made
+
+
 def test_install_without_a_cluster(tmp_path_factory: pytest.TempPathFactory) -> None:
     made = Helm("helm4", tmp_path_factory.mktemp("helm"))("install", *RELEASE, *OPTIONS, "--dry-run=client")
     assert "STATUS: pending-install" in made
@@ -93,6 +160,11 @@ def test_what_is_wrong_is_said(helm: Helm) -> None:
         "--namespace=default": "--create-namespace",
         "--name-template=a.b": "has a dot",
         "--set=kubelet.enabled=false,dra.enabled=true": "needs Kubernetes 1.34 or newer, and this is v1.33.9",
+        "--set=mode=observer": "/mode",
+        "--set=mode=observe,observe.runtimes={lxc}": "/observe/runtimes/0",
+        "--set=mode=observe,kubelet.enabled=true": "leave kubelet.enabled at auto",
+        "--set=mode=observe,dra.enabled=true": "set dra.enabled=false",
+        "--set=mode=observe,observe=null": "missing property 'observe'",
     }.items():
         with pytest.raises(HarnessError) as refused:
             helm("template", CHART, "--namespace=nri-gpu", *OPTIONS, "--kube-version=1.33.9", option)

@@ -33,7 +33,18 @@ from nri_gpu.records.policy_file import PolicyText, build_policy
 from nri_gpu.request.annotation import select_annotation
 from nri_gpu.system.succession import TAKES_OVER_S
 from tests.support import builders as make
-from tests.support.chart import CLAIMS, ELSEWHERE, VARIANTS, container, daemon_sets, found, one, pod
+from tests.support.chart import (
+    CLAIMS,
+    ELSEWHERE,
+    VARIANTS,
+    container,
+    daemon_sets,
+    found,
+    host_paths,
+    mount,
+    one,
+    pod,
+)
 from tests.support.daemon import FOUR_GPUS
 from tests.support.helm import CHART, RefusedError, Release, documents, parsed, render, values
 from tests.support.prometheus import ALERTS
@@ -64,21 +75,8 @@ device = ["1"]
 OPERATORS = {"ServiceMonitor"}  # whose schemas are not Kubernetes' own
 
 
-def mount(component: str, variant: str = "defaults", **fields: str) -> Any:  # noqa: ANN401 - parsed YAML
-    """The container's mount with this field."""
-    (only,) = (each for each in container(component, variant)["volumeMounts"] if fields.items() <= each.items())
-    return only
-
-
 def inside(component: str, variant: str) -> set[str]:
     return {each["mountPath"] for each in container(component, variant)["volumeMounts"]}
-
-
-def host_paths(component: str, variant: str = "defaults") -> dict[str, str]:
-    """Host path -> `ro` or `rw`."""
-    read_only = {each["name"]: each.get("readOnly") for each in container(component, variant)["volumeMounts"]}
-    volumes = [each for each in pod(component, variant)["volumes"] if "hostPath" in each]
-    return {each["hostPath"]["path"]: "ro" if read_only[each["name"]] else "rw" for each in volumes}
 
 
 def arguments(component: str, variant: str = "defaults") -> Namespace:
@@ -112,7 +110,7 @@ def test_a_file_to_apply_brings_the_namespace_of_all_in_it(name: str) -> None:
     kubernetes_validate.validate(namespace, VERSIONS[0], strict=True)
     assert namespace["metadata"]["labels"]["pod-security.kubernetes.io/enforce"] == "privileged"
     there = {each["metadata"].get("namespace") for each in others}
-    assert there - {NAMESPACE} == {namespace["metadata"]["name"], None}
+    assert there - {NAMESPACE, None} == {namespace["metadata"]["name"]}
 
 
 def tables(schema: Mapping[str, Any], *at: str) -> Iterator[tuple[str, ...]]:

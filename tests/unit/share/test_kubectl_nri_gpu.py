@@ -143,7 +143,7 @@ def test_it_asks_by_the_charts_labels_with_the_callers_own_rights(cluster: Clust
     cluster.run("status", "--daemon-namespace", "gpus", "--context", "prod", "--kubeconfig", "k", "--node", "node2")
     listed, asked = cluster.calls()
     access = ["--context=prod", "--kubeconfig=k"]
-    selector = "--selector=app.kubernetes.io/name=nri-gpu,app.kubernetes.io/component=daemon"
+    selector = "--selector=app.kubernetes.io/name=nri-gpu,app.kubernetes.io/component in (daemon,observe)"
     assert listed[:6] == [*access, "get", "pods", "--namespace=gpus", selector]
     assert asked == [
         *(*access, "exec", "--namespace=gpus", "--container=nri-gpu", "p2"),

@@ -36,6 +36,41 @@ exec:
     {{- end }}
 {{- end }}
 
+{{/* Not empty where the release only observes; what every other mode needs is left out then. */}}
+{{- define "nri-gpu.observes" -}}
+{{- if eq (.Values.mode | default "") "observe" -}}
+{{- if eq (toString .Values.kubelet.enabled) "true" -}}
+{{- fail "mode observe gives no pod a GPU, and kubelet.enabled=true would make nri-gpu the nodes' device plugin: leave kubelet.enabled at auto, or set mode to \"\"" -}}
+{{- end -}}
+{{- if .Values.dra.enabled -}}
+{{- fail "mode observe gives no pod a GPU, and dra.enabled=true would make nri-gpu a DRA driver: set dra.enabled=false, or mode to \"\"" -}}
+{{- end -}}
+true
+{{- end -}}
+{{- end }}
+
+{{/* Where the runtimes of a node keep what their containers were made of, by the names of observe.runtimes. */}}
+{{- define "nri-gpu.bundles" -}}
+{{- $tasks := "io.containerd.runtime.v2.task" -}}
+containerd: /run/containerd/{{ $tasks }}
+k3s: /run/k3s/containerd/{{ $tasks }}
+k0s: /run/k0s/containerd/{{ $tasks }}
+microk8s: /var/snap/microk8s/common/run/containerd/{{ $tasks }}
+docker-containerd: /run/docker/containerd/daemon/{{ $tasks }}
+docker: /var/lib/docker/containers
+podman: /var/lib/containers/storage/overlay-containers
+crio: /run/containers/storage/overlay-containers
+{{- end }}
+
+{{/* The runtime of the cluster's nodes, as far as the API server tells it. */}}
+{{- define "nri-gpu.runtime" -}}
+{{- if regexMatch "\\+(k3s|rke2)" .Capabilities.KubeVersion.Version }}k3s
+{{- else if contains "+k0s" .Capabilities.KubeVersion.Version }}k0s
+{{- else if .Capabilities.APIVersions.Has "security.openshift.io/v1" }}crio
+{{- else }}containerd
+{{- end }}
+{{- end }}
+
 {{/* The node's name, for what nri-gpu prints and sends. */}}
 {{- define "nri-gpu.nodeName" -}}
 - name: NODE_NAME
