@@ -73,7 +73,7 @@ def test_the_observer_is_unconfined_and_writes_to_no_container_by_what_each_kube
     assert {each["kind"] for each in made} == {"ServiceAccount", "ConfigMap", "DaemonSet"}
     (template,) = (each["spec"]["template"] for each in made if each["kind"] == "DaemonSet")
     (container,) = template["spec"]["containers"]
-    (bundles,) = (each for each in container["volumeMounts"] if each["name"] == "containerd")
+    (bundles,) = (each for each in container["volumeMounts"] if each["name"] == "bundles-0")
     minor = int(version.split(".")[1])
     field = {"type": "Unconfined"} if minor >= 30 else None
     assert container["securityContext"].get("appArmorProfile") == field
@@ -91,7 +91,8 @@ def test_on_openshift_the_observer_may_use_the_constraints_and_sees_crio(helm: H
     (binding,) = (each for each in made if each["kind"] == "RoleBinding")
     (spec,) = (each["spec"]["template"]["spec"] for each in made if each["kind"] == "DaemonSet")
     assert [each["name"] for each in binding["subjects"]] == [spec["serviceAccountName"]]
-    assert "crio" in {each["name"] for each in spec["volumes"]}
+    paths = {each["hostPath"]["path"] for each in spec["volumes"] if "hostPath" in each}
+    assert "/run/containers/storage/overlay-containers" in paths
 
 
 @pytest.mark.parametrize(

@@ -153,6 +153,7 @@ HOST_PATHS = {
     "observe with NVML": CGROUPS | KUBELET | {TASK_FOLDER: "ro", "/usr": "ro", "/dev": "rw"},
     "observe all of it": CGROUPS
     | {"/var/lib/docker/containers": "ro", "/var/lib/containers/storage/overlay-containers": "ro"}
+    | {"/run/containers/storage/overlay-containers": "ro"}
     | {"/data/kubelet/pod-resources": "ro", "/run/nvidia/driver/lib64": "ro", "/dev": "rw"},
     "observe least of it": CGROUPS | KUBELET | {TASK_FOLDER: "ro"},
 }
@@ -170,15 +171,21 @@ def test_the_folders_of_runtimes_lie_where_the_host_has_them() -> None:
     spec = one(made, "DaemonSet", "nri-gpu-observe")["spec"]["template"]["spec"]
     source = {each["name"]: each["hostPath"]["path"] for each in spec["volumes"] if "hostPath" in each}
     inside = {each["name"]: each["mountPath"] for each in spec["containers"][0]["volumeMounts"]}
-    assert set(RUNTIMES) <= source.keys()
-    assert {source[name] for name in RUNTIMES} == {inside[name] for name in RUNTIMES}
-    assert {f"{state}/{TASKS}" for state in STATES} < {source[name] for name in RUNTIMES}
+    folders = {name: path for name, path in source.items() if name.startswith("bundles-")}
+    assert folders.items() <= inside.items()
+    assert set(folders.values()) == {f"{state}/{TASKS}" for state in STATES} | {
+        *("/var/lib/docker/containers", "/run/containers/storage/overlay-containers"),
+        "/var/lib/containers/storage/overlay-containers",
+    }
+    assert len(folders) == len(set(folders.values()))  # Podman and CRI-O share one
+    for runtime in RUNTIMES:
+        assert documents(mode="observe", observe={"runtimes": [runtime]})
 
 
 def test_mounts_of_containers_in_these_folders_are_not_kept_and_not_written_to() -> None:
-    for name in ("docker", "podman"):
+    for name in ("bundles-0", "bundles-1", "bundles-2"):
         assert mount("observe", "observe all of it", name=name)["mountPropagation"] == "HostToContainer"
-    assert mount("observe", "observe", name="containerd")["recursiveReadOnly"] == "IfPossible"
+    assert mount("observe", "observe", name="bundles-0")["recursiveReadOnly"] == "IfPossible"
 
 
 def samples(schema: Mapping[str, Any], sample: object) -> Iterator[object]:

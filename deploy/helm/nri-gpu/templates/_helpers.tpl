@@ -52,14 +52,14 @@ true
 {{/* Where the runtimes of a node keep what their containers were made of, by the names of observe.runtimes. */}}
 {{- define "nri-gpu.bundles" -}}
 {{- $tasks := "io.containerd.runtime.v2.task" -}}
-containerd: /run/containerd/{{ $tasks }}
-k3s: /run/k3s/containerd/{{ $tasks }}
-k0s: /run/k0s/containerd/{{ $tasks }}
-microk8s: /var/snap/microk8s/common/run/containerd/{{ $tasks }}
-docker-containerd: /run/docker/containerd/daemon/{{ $tasks }}
-docker: /var/lib/docker/containers
-podman: /var/lib/containers/storage/overlay-containers
-crio: /run/containers/storage/overlay-containers
+containerd: [/run/containerd/{{ $tasks }}]
+k3s: [/run/k3s/containerd/{{ $tasks }}]
+k0s: [/run/k0s/containerd/{{ $tasks }}]
+microk8s: [/var/snap/microk8s/common/run/containerd/{{ $tasks }}]
+docker-containerd: [/run/docker/containerd/daemon/{{ $tasks }}]
+docker: [/var/lib/docker/containers]
+podman: [/run/containers/storage/overlay-containers, /var/lib/containers/storage/overlay-containers]
+crio: [/run/containers/storage/overlay-containers]
 {{- end }}
 
 {{/* The runtime of the cluster's nodes, as far as the API server tells it. */}}
