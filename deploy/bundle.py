@@ -12,6 +12,9 @@
     usr/share/man, bash-completion, zsh, fish
     etc/nri-gpu/policy.toml
 
+Distributions' packages are three: nri-gpu-common has all that starts nothing; nri-gpu has the policy and the units that
+give containers GPUs; nri-gpu-observe has the observer's unit.
+
 A virtual environment, because Python itself then picks the folder by its version, also in the processes that nri-gpu
 starts (`python -I -m ...`), which inherit no variable. The wheels come from pip, pinned by deploy/locks/runtime.txt.
 """
@@ -44,6 +47,9 @@ VENV_PROGRAM, PROGRAM = "/opt/nri-gpu/bin/nri-gpu", "/usr/bin/nri-gpu"
 INSTALLED_AS: Final = {"nri-gpu-mps-clients.mount": r"run-nri\x2dgpu-mps-clients.mount"}
 UNITS: Final = "usr/lib/systemd/system"
 SHARED: Final = "usr/share/nri-gpu"
+COMMON, DAEMON, OBSERVER = PACKAGES = ("nri-gpu-common", "nri-gpu", "nri-gpu-observe")
+# Of the packages of this version: goes up where they change and the version does not.
+REVISION: Final = 2
 # From the tree to the package, where neither the wheel's metadata nor a unit is it.
 COPIED: Final[Mapping[str, str]] = {
     **{f"systemd/{name}": f"{SHARED}/systemd/{name}" for name in ("nri-gpu.service.d",)},
@@ -173,6 +179,21 @@ def _install_units(folder: Path) -> None:
         (folder / INSTALLED_AS.get(unit.name, unit.name)).write_text(unit.read_text().replace(VENV_PROGRAM, PROGRAM))
     if not any(f"={PROGRAM} run" in unit.read_text() for unit in folder.iterdir()):
         raise BundleError(f"no unit starts {VENV_PROGRAM} run, so none was made to start {PROGRAM}")
+
+
+def split(tree: Path, parts: Path) -> None:
+    """Move the files of a tree that is laid out to a folder for each package, below `parts`."""
+    for path in sorted(tree.rglob("*")):
+        if path.is_symlink() or not path.is_dir():
+            target = parts / _owner(path.relative_to(tree)) / path.relative_to(tree)
+            target.parent.mkdir(parents=True, exist_ok=True)
+            path.rename(target)
+
+
+def _owner(file: Path) -> str:
+    if file == Path(UNITS, "nri-gpu-observe.service"):
+        return OBSERVER
+    return DAEMON if file.parent == Path(UNITS) or file.parts[0] == "etc" else COMMON
 
 
 def set_modes(destination: Path) -> None:
