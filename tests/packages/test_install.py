@@ -10,7 +10,8 @@ from pathlib import Path
 import pytest
 
 from nri_gpu import __version__
-from tests.packages.conftest import AT, NEWER, Debs
+from deploy.debian.build import VERSION
+from tests.packages.conftest import AT, DAEMONS, NEWER, Debs
 from tests.support import packages
 from tests.support.debian_root import DebianRoot, base
 
@@ -58,7 +59,8 @@ def follow(root: DebianRoot, page: str, section: str, failing: tuple[str, ...] =
 
 @pytest.mark.parametrize("suite", ["bookworm", "trixie"])
 def test_the_install_page_on_a_clean_system(debs: Debs, tmp_path: Path, suite: str) -> None:
-    shutil.copy(debs.folder / debs.this, tmp_path)
+    for package in debs.files():
+        shutil.copy(package, tmp_path)
     with DebianRoot(suite, {tmp_path: AT}) as root:
         before = root.files()
         said = follow(root, "install.md", "Install", failing=("nri-gpu doctor",))
@@ -69,7 +71,7 @@ def test_the_install_page_on_a_clean_system(debs: Debs, tmp_path: Path, suite: s
         assert "Traceback" not in said
         assert root.run("nri-gpu", "--version") == f"nri-gpu {__version__}\n"
         assert root.run("nri-gpu", "check").startswith("/etc/nri-gpu/policy.toml: ok\n")
-        assert root.run("dpkg", "-V", "nri-gpu") == ""
+        assert root.run("dpkg", "-V", *DAEMONS) == ""
         assert {f"{WANTED}/nri-gpu.service", f"{WANTED}/nri-gpu-guard.service"} <= root.files()
         follow(root, "upgrade.md", "Remove")
         assert sorted(root.files() - before) == []
@@ -79,24 +81,24 @@ def test_an_edited_policy_and_no_old_tree_stay(installed: DebianRoot, debs: Debs
     root = installed
     root.run("sh", "-c", "echo '# mine' >>/etc/nri-gpu/policy.toml")
 
-    said = root.run("dpkg", "-i", f"{AT}/{debs.newer}")
+    said = root.run("dpkg", "-i", *debs.newer)
     assert "what runs goes on with the old version until you restart" in said
     assert root.run("nri-gpu", "--version") == f"nri-gpu {NEWER}\n"
     [tree] = root.run("sh", "-c", TREES).split()
-    assert tree.startswith(f"{NEWER}.")
+    assert tree.startswith(f"{NEWER}-")
 
-    said = root.run("dpkg", "-i", f"{AT}/{debs.this}")
-    assert f"going back from {NEWER} to {__version__}" in said
+    said = root.run("dpkg", "-i", *debs.this)
+    assert f"going back from {VERSION.replace(__version__, NEWER)} to {VERSION};" in said
     assert root.run("nri-gpu", "--version") == f"nri-gpu {__version__}\n"
 
     memories = ("/var/lib/nri-gpu/policy.in-force", "/run/nri-gpu/policy.last")
     root.run("sh", "-c", 'mkdir -p /var/lib/nri-gpu /run/nri-gpu && touch "$@"', "sh", *memories)
-    root.run("dpkg", "-i", f"{AT}/{debs.this}")
+    root.run("dpkg", "-i", *debs.this)
     before = root.files()
     assert set(memories) <= before
-    root.run("dpkg", "-r", "nri-gpu")
+    root.run("dpkg", "-r", *DAEMONS)
     assert not {"/usr/bin/nri-gpu", *memories} & root.files()
-    root.run("dpkg", "-i", f"{AT}/{debs.this}")
+    root.run("dpkg", "-i", *debs.this)
     changed = (root.files() ^ before) - set(memories)
     assert not [path for path in changed if not path.startswith("/usr/lib/nri-gpu/live/")]
     assert root.run("tail", "-1", "/etc/nri-gpu/policy.toml") == "# mine\n"
@@ -113,7 +115,7 @@ def test_a_purge_while_an_mps_daemon_runs(installed: DebianRoot) -> None:
     with subprocess.Popen(within, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as daemon:
         assert daemon.stdout
         assert daemon.stdout.readline() == b"there\n"
-        said = root.run("dpkg", "-P", "nri-gpu")
+        said = root.run("dpkg", "-P", *DAEMONS)
         daemon.communicate()
     assert f"a program still uses {clients}, such as an MPS daemon" in said
     assert root.run("find", "/run/nri-gpu", "-type", "f") == f"{clients}/pipe\n"
@@ -130,27 +132,27 @@ def test_the_guard_is_restarted_once_the_daemon_serves(bookworm: DebianRoot, deb
         (root.path / "run/told").unlink(missing_ok=True)
         return root.run(*words), (root.path / "run/told").read_text().splitlines()
 
-    said, told_systemd = told("dpkg", "-i", f"{AT}/{debs.this}")
+    said, told_systemd = told("dpkg", "-i", *debs.this)
     assert BY_HAND not in said
     assert told_systemd.index("--system daemon-reload") < told_systemd.index(DAEMON) < told_systemd.index(GUARD)
     enabled = {each.rpartition(" preset ")[2] for each in told_systemd}
     assert {"nri-gpu.service", "nri-gpu-guard.service"} <= enabled
 
     (root.path / "run/fails").touch()
-    said, told_systemd = told("dpkg", "-i", f"{AT}/{debs.newer}")
+    said, told_systemd = told("dpkg", "-i", *debs.newer)
     assert "nri-gpu: the daemon is not serving yet and keeps trying; see: nri-gpu doctor" in said
     assert DAEMON in told_systemd
     assert GUARD not in told_systemd
 
-    _, told_systemd = told("dpkg", "-P", "nri-gpu")
+    _, told_systemd = told("dpkg", "-P", *DAEMONS)
     assert [each for each in told_systemd if each.startswith("stop ") and " nri-gpu.service" in each]
 
 
 def test_a_policy_of_a_newer_version_is_named(bookworm: DebianRoot, debs: Debs) -> None:
     root = bookworm
-    root.run("dpkg", "-i", f"{AT}/{debs.newer}")
+    root.run("dpkg", "-i", *debs.newer)
     root.run("sh", "-c", "echo '[of_tomorrow]' >>/etc/nri-gpu/policy.toml")
-    said = root.run("dpkg", "-i", f"{AT}/{debs.this}")
+    said = root.run("dpkg", "-i", *debs.this)
     assert "this version cannot use /etc/nri-gpu/policy.toml as it is; the daemon goes on with the last good" in said
 
 
@@ -160,7 +162,7 @@ def test_too_old_a_python_gets_a_sentence(bookworm: DebianRoot, debs: Debs) -> N
         shutil.copytree(tree, bookworm.path, dirs_exist_ok=True, symlinks=True)
     bookworm.run("ln", "-sf", "python3.9", "/usr/bin/python3")
     before = bookworm.files()
-    done = bookworm.try_run("apt", "install", f"{AT}/{debs.this}")
+    done = bookworm.try_run("apt", "install", *debs.this)
     assert done.returncode == 100
     assert re.search(
         r"nri-gpu needs Python 3\.11 to 3\.14, and /usr/bin/python3 is Python 3\.9\.\d+; nothing was changed",
@@ -178,7 +180,7 @@ def test_a_python_without_wheels_gets_a_sentence(bookworm: DebianRoot, debs: Deb
         stand_in.write_text(STAND_IN.format(version=version, tuple=tuple(map(int, version.split(".")))))
         stand_in.chmod(0o755)
         before = root.files()
-        done = root.try_run("apt", "install", f"{AT}/{debs.this}")
+        done = root.try_run("apt", "install", *debs.this)
         assert done.returncode == 100
         assert f"nri-gpu needs Python 3.11 to 3.14, and /usr/bin/python3 is Python {version};" in done.stdout
         assert root.files() == before
@@ -189,7 +191,7 @@ def test_the_systems_python_changes_under_it(debs: Debs) -> None:
     with DebianRoot("trixie", {debs.folder: AT, base("bookworm") / "usr": "/old"}) as root:
         root.run("sh", "-c", "cp -a /old/bin/python3.11 /usr/bin/ && cp -a /old/lib/python3.11 /usr/lib/")
         root.run("ln", "-sf", "python3.11", "/usr/bin/python3")
-        root.run("dpkg", "-i", f"{AT}/{debs.this}")
+        root.run("dpkg", "-i", *debs.this)
         compiled = (
             "cd /usr/lib/nri-gpu/current && find . -name '__init__.cpython-3*.pyc' | sed 's/.*cpython-//' | sort -u"
         )

@@ -6,13 +6,14 @@ import subprocess
 from pathlib import Path
 from typing import Final
 
+from deploy.bundle import COMMON, DAEMON
 from nri_gpu import __version__
-from tests.packages.conftest import AT, NEWER, Debs
+from tests.packages.conftest import AT, DAEMONS, NEWER, Debs
 from tests.support import packages
 from tests.support.debian_root import DebianRoot, kill_group
 from tests.support.waiting import wait_for
 
-# Where dpkg is killed. While it unpacks: it has got so much of the files' archive, and waits for more.
+# Where dpkg is killed. While it unpacks one of the two: it has got so much of the files' archive, and waits for more.
 UNPACKED_BYTES: Final = 4 << 20
 # While it replaces file by file: at its rename(2) of this number, which strace counts.
 RENAMES: Final = (50, 700)
@@ -23,8 +24,8 @@ REACHED_S: Final = 60.0
 STUBS: Final = Path("usr/local/sbin")
 WAITS: Final = "#!/bin/sh\ntouch /run/reached\nexec sleep 600\n"
 CUTS: Final = f"""#!/bin/sh
-case "$1" in
---fsys-tarfile) /usr/bin/dpkg-deb "$@" | head -c {UNPACKED_BYTES}; touch /run/reached; exec sleep 600 ;;
+case "$1 $2" in
+"--fsys-tarfile "*/{{package}}_*) /usr/bin/dpkg-deb "$@" | head -c {UNPACKED_BYTES}; touch /run/reached; exec sleep 600 ;;
 esac
 exec /usr/bin/dpkg-deb "$@"
 """
@@ -34,21 +35,22 @@ def test_whatever_is_killed_a_whole_version_runs(installed: DebianRoot, debs: De
     versions = {__version__: debs.this, NEWER: debs.newer}
     root = installed
     old, new = __version__, NEWER
-    for moment in ("dpkg-deb", *RENAMES, *PROGRAMS):
-        kill_at(moment, root, "dpkg", "-i", f"{AT}/{versions[new]}")
+    for moment in (COMMON, *RENAMES, DAEMON, *PROGRAMS):
+        kill_at(moment, root, "dpkg", "-i", *versions[new])
         said = root.try_run("nri-gpu", "--version").stdout
         assert said in {f"nri-gpu {old}\n", f"nri-gpu {new}\n"}, (moment, said)
         assert root.run("nri-gpu", "check").startswith("/etc/nri-gpu/policy.toml: ok\n"), moment
 
         # The first mends all but what was not unpacked yet.
         root.try_run("dpkg", "--configure", "-a")
-        if root.run("nri-gpu", "--version") != f"nri-gpu {new}\n":
-            root.run("dpkg", "-i", f"{AT}/{versions[new]}")
+        if root.run("nri-gpu", "--version") != f"nri-gpu {new}\n" or root.run("dpkg", "--audit"):
+            root.run("dpkg", "-i", *versions[new])
         assert root.run("nri-gpu", "--version") == f"nri-gpu {new}\n", moment
-        assert "ok installed" in root.run("dpkg", "-s", "nri-gpu")
+        for package in DAEMONS:
+            assert "ok installed" in root.run("dpkg", "-s", package)
         [_] = root.run("sh", "-c", "ls -A1 /usr/lib/nri-gpu/live").split()
         old, new = new, old
-    root.run("dpkg", "-P", "nri-gpu")
+    root.run("dpkg", "-P", *DAEMONS)
     assert not [path for path in root.files() if "nri-gpu" in path and not path.startswith(AT)]
 
 
@@ -60,11 +62,11 @@ def kill_at(moment: str | int, root: DebianRoot, *words: str) -> None:
         done = subprocess.run([*strace, *root.command(*words)], capture_output=True, check=False)
         assert done.returncode == -9, done.stderr  # strace ends as what it traced
         return
-    stub, reached = root.path / STUBS / moment, root.path / "run/reached"
-    stub.write_text(CUTS if moment == "dpkg-deb" else WAITS)
+    stub, reached = root.path / STUBS / ("dpkg-deb" if moment in DAEMONS else moment), root.path / "run/reached"
+    stub.write_text(CUTS.format(package=moment) if moment in DAEMONS else WAITS)
     stub.chmod(0o755)
     command = start(root, *words)
-    wait_for(f"dpkg to call {moment}", reached.exists, REACHED_S)
+    wait_for(f"dpkg to reach {moment}", reached.exists, REACHED_S)
     assert command.poll() is None
     kill_group(command, [9])
     stub.unlink()
@@ -79,9 +81,9 @@ def start(root: DebianRoot, *words: str) -> subprocess.Popen[bytes]:
 
 def test_an_interrupted_installation_is_mended(bookworm: DebianRoot, debs: Debs) -> None:
     root = bookworm
-    kill_at("mv", root, "dpkg", "-i", f"{AT}/{debs.this}")
-    assert "half-configured" in root.run("dpkg", "-s", "nri-gpu")
+    kill_at("mv", root, "dpkg", "-i", *debs.this)
+    assert "half-configured" in root.run("dpkg", "-s", COMMON)
     assert root.run("nri-gpu", "--version") == f"nri-gpu {__version__}\n"  # from the files as they were unpacked
     root.run("dpkg", "--configure", "-a")
-    assert "ok installed" in root.run("dpkg", "-s", "nri-gpu")
+    assert "ok installed" in root.run("dpkg", "-s", DAEMON)
     assert root.run("readlink", "-e", "/usr/lib/nri-gpu/current").startswith("/usr/lib/nri-gpu/live/")

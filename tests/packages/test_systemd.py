@@ -15,7 +15,7 @@ from msgspec import Struct
 from nri_gpu import __version__
 from nri_gpu.domain.errors import Exit
 from nri_gpu.ledger.ledger import GrantPhase
-from tests.packages.conftest import AT, NEWER, Debs
+from tests.packages.conftest import AT, DAEMONS, NEWER, Debs
 from tests.support import packages
 from tests.support.booted_root import BootedRoot
 from tests.support.containerd import Containerd
@@ -136,10 +136,10 @@ def test_systemd_starts_restarts_and_forgets_it(machine: Machine, debs: Debs) ->
     train = node.cri.run_asking("device=1", "train")
     held = {"train/main": [UUIDS[1]]}
 
-    machine.create_while("dpkg", "-i", f"{AT}/{debs.newer}")
+    machine.create_while("dpkg", "-i", *debs.newer)
     machine.wait_serving()
     for unit in UNITS:
-        assert f"/live/{NEWER}." in machine.runs_from(unit)
+        assert f"/live/{NEWER}-" in machine.runs_from(unit)
         assert machine.property(unit, "NRestarts") == "0"  # by systemd, of what has failed
     daemon, guard = (int(machine.property(each, "ActiveEnterTimestampMonotonic")) for each in UNITS)
     assert daemon < guard
@@ -148,7 +148,7 @@ def test_systemd_starts_restarts_and_forgets_it(machine: Machine, debs: Debs) ->
 
     # What a runtime outside has mounted is not seen in there.
     root.run("umount", "--lazy", "/var/lib/nri-gpu")
-    root.run("apt", "purge", "-y", "nri-gpu")
+    root.run("apt", "purge", "-y", *DAEMONS)
     assert root.run("systemctl", "list-units", "--all", "--no-legend", "nri-gpu*") == ""
     assert root.run("systemctl", "is-system-running") == "running\n"
     assert [path for path in root.files() if "nri-gpu" in path] == [DROP_IN]
@@ -163,13 +163,13 @@ def test_a_second_daemon_serves_during_an_upgrade(machine: Machine, debs: Debs) 
         *(f"--property={each}" for each in ("Type=notify", "KillMode=process", "StateDirectory=nri-gpu")),
     )
     root.run("systemd-run", *as_unit, "/usr/bin/nri-gpu", "run", *OPTIONS.split())
-    machine.create_while("apt", "install", f"{AT}/{debs.newer}")
+    machine.create_while("apt", "install", *debs.newer)
     assert machine.property("nri-gpu-next", "StatusText") == "serving /var/run/nri/nri.sock"
     assert machine.property("nri-gpu", "StatusText").startswith("standing by")
-    assert f"/live/{__version__}." in machine.runs_from("nri-gpu-next")
+    assert f"/live/{__version__}-" in machine.runs_from("nri-gpu-next")
     root.run("systemctl", "stop", "nri-gpu-next")
     wait_for("the unit to serve", lambda: machine.property("nri-gpu", "StatusText").startswith("serving"), SERVES_S)
-    assert f"/live/{NEWER}." in machine.runs_from("nri-gpu")
+    assert f"/live/{NEWER}-" in machine.runs_from("nri-gpu")
 
 
 def test_a_policy_that_vanishes_under_the_unit(machine: Machine) -> None:
@@ -227,7 +227,7 @@ def test_the_other_units_start_and_go_too(machine: Machine) -> None:
     wait_for("the specification again", lambda: root.try_run("sh", "-c", f"{look} {CDI}").returncode == 0, SERVES_S)
     assert root.run("systemctl", "is-system-running") == "running\n"
 
-    said = root.run("apt", "purge", "-y", "nri-gpu")
+    said = root.run("apt", "purge", "-y", *DAEMONS)
     assert "/var/lib/nri-gpu is empty; a file system is mounted on it, so it stays" in said
     assert root.run("systemctl", "list-units", "--all", "--no-legend", "nri-gpu*", CLIENTS) == ""
     assert {path for path in root.files() if "nri-gpu" in path} == {DROP_IN, "/var/lib/nri-gpu"}

@@ -10,7 +10,7 @@ from typing import Final
 import pytest
 
 from nri_gpu import __version__
-from tests.packages.conftest import AT, NEWER, Debs
+from tests.packages.conftest import AT, DAEMONS, NEWER, Debs
 from tests.support import packages
 from tests.support.containerd import Containerd
 from tests.support.daemon import UUIDS, Launch, NriGpu
@@ -62,24 +62,26 @@ def test_an_upgrade_beneath_a_container(node: Containerd, debs: Debs, with_packa
             held = {"train/main": [UUIDS[1]]}
             daemon.wait_held(held)
 
-            upgrade = subprocess.Popen(root.command("dpkg", "-i", f"{AT}/{debs.newer}"), stdout=subprocess.DEVNULL)
+            upgrade = subprocess.Popen(root.command("dpkg", "-i", *debs.newer), stdout=subprocess.DEVNULL)
             node.cri.run_asking("device=2", "meanwhile")
             assert upgrade.wait(UPGRADE_S) == 0
             held |= {"meanwhile/main": [UUIDS[2]]}
             daemon.wait_held(held)
             # Both trees: what runs is of the old one.
             assert len(root.run("ls", "/usr/lib/nri-gpu/live").split()) == 2
-            assert f"/live/{__version__}." in runs_from(daemon)
+            assert f"/live/{__version__}-" in runs_from(daemon)
             daemon.restart()
-            assert f"/live/{NEWER}." in runs_from(daemon)
+            assert f"/live/{NEWER}-" in runs_from(daemon)
             daemon.wait_staged()
             daemon.wait_held(held)
             refused = node.cri.refused("device=1", "third")
             assert "[gpu-busy]" in str(refused)
 
-            said = root.run("dpkg", "-r", "nri-gpu")
-            assert "it was started by hand and still runs" in said
-        said = root.run("dpkg", "-P", "nri-gpu")
+            said = root.run("dpkg", "-r", *DAEMONS)
+            assert "nri-gpu: it still runs; stop it. Its files in /usr/lib/nri-gpu/live stay until" in said
+            assert root.run("ls", "/usr/lib/nri-gpu/live").startswith(f"{NEWER}-")
+        said = root.run("dpkg", "-P", *DAEMONS)
+        assert not [path for path in root.files() if path.startswith("/usr/lib/nri-gpu")]
         [generation] = [path for path in (state / "drivers").iterdir() if path.is_dir()]
         assert f"containers use the driver files in /var/lib/nri-gpu/drivers/{generation.name};" in said
         assert node.cri.execute(train, "/bin/ls", "/dev/nvidia1").code == 0

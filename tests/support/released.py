@@ -19,11 +19,16 @@ PROJECT: Final = Path(__file__).parents[2]
 
 def released(commit: str = COMMIT) -> Mapping[str, str]:
     """The environment in which `python -m nri_gpu` is that version. Skip the test where git does not have it."""
-    return {"PYTHONPATH": str(kept(cache_folder() / f"released-{commit[:8]}", partial(_unpack, commit)))}
+    return {"PYTHONPATH": str(kept(cache_folder() / f"released-{commit[:8]}", partial(_unpack, commit, "nri_gpu")))}
 
 
-def _unpack(commit: str, folder: Path) -> None:
-    command = ["git", "-C", str(PROJECT), "archive", commit, "nri_gpu"]
+def unpacked(commit: str) -> Path:
+    """The whole tree of that version, not to be changed. Skip the test where git does not have it."""
+    return kept(cache_folder() / f"released-tree-{commit[:8]}", partial(_unpack, commit, "."))
+
+
+def _unpack(commit: str, what: str, folder: Path) -> None:
+    command = ["git", "-C", str(PROJECT), "archive", commit, what]
     try:
         done = subprocess.run(command, capture_output=True, check=True)
     except (OSError, subprocess.CalledProcessError):
