@@ -1,8 +1,8 @@
-"""The RPM of this tree, with the Python packages that it needs: dist/nri-gpu-VERSION-1.ARCHITECTURE.rpm.
+"""The RPMs of this tree, with the Python packages that it needs: dist/PACKAGE-VERSION-REVISION.ARCHITECTURE.rpm.
 
     python -m deploy.rpm.build [--output FOLDER]
 
-deploy/bundle.py lays the tree out, as for the Debian package; the specification beside this file packs it.
+deploy/bundle.py lays the tree out, as for the Debian packages; the specification beside this file packs it.
 """
 
 from __future__ import annotations
@@ -24,16 +24,20 @@ SPEC: Final = Path(__file__).with_name("nri-gpu.spec")
 DOCUMENTS: Final = ("README.md", "CHANGELOG.md", "LICENSE")
 
 
-def build(output: Path) -> Path:
-    """Returns the package. Raises: bundle.BundleError, subprocess.CalledProcessError: rpmbuild failed."""
+def build(output: Path) -> tuple[Path, ...]:
+    """Returns the packages. Raises: bundle.BundleError, subprocess.CalledProcessError: rpmbuild failed."""
     with tempfile.TemporaryDirectory(prefix="nri-gpu-tree-") as name:
         tree = Path(name)
         bundle.lay_out(tree)
         return pack(tree, output)
 
 
-def pack(tree: Path, output: Path, payload: str = "w19.zstdio", rpmbuild: Sequence[str] = ("rpmbuild",)) -> Path:
-    """The package of a tree that is laid out. payload: how it is compressed, as rpm writes it. rpmbuild: its command.
+def pack(
+    tree: Path, output: Path, payload: str = "w19.zstdio", rpmbuild: Sequence[str] = ("rpmbuild",)
+) -> tuple[Path, ...]:
+    """The packages of a tree that is laid out.
+
+    payload: how they are compressed, as rpm writes it. rpmbuild: its command.
 
     Raises: subprocess.CalledProcessError: rpmbuild failed.
     """
@@ -49,9 +53,8 @@ def pack(tree: Path, output: Path, payload: str = "w19.zstdio", rpmbuild: Sequen
         # --nodeps: what it requires is for the machine that it is installed on.
         command = [*rpmbuild, "-bb", "--quiet", "--nodeps", *defines, str(SPEC)]
         subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
-        [package] = (work / "RPMS").rglob("*.rpm")
         output.mkdir(parents=True, exist_ok=True)
-        return Path(shutil.copy(package, output))
+        return tuple(Path(shutil.copy(package, output)) for package in sorted((work / "RPMS").rglob("*.rpm")))
 
 
 def _owned_by_root(member: tarfile.TarInfo) -> tarfile.TarInfo:
@@ -61,11 +64,11 @@ def _owned_by_root(member: tarfile.TarInfo) -> tarfile.TarInfo:
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Build it and print where it is. Returns an exit code."""
-    parser = argparse.ArgumentParser(description="Build the RPM.")
+    """Build them and print where they are. Returns an exit code."""
+    parser = argparse.ArgumentParser(description="Build the RPMs.")
     parser.add_argument("--output", type=Path, default=bundle.ROOT / "dist")
     try:
-        print(build(parser.parse_args(arguments).output))
+        print(*build(parser.parse_args(arguments).output), sep="\n")
     except bundle.BundleError as error:
         print(error, file=sys.stderr)
         return 1
