@@ -31,8 +31,9 @@ from tests.support import systemd_analyze
 from tests.support.unit_file import OURS, Line, Unit
 
 FOLDER, PROJECT = OURS.parent, OURS.parents[1]
-GUARD_FILE, CDI_FILE, CDI_PATH_FILE, DRA_FILE = (
-    FOLDER / f"nri-gpu-{name}" for name in ("guard.service", "cdi.service", "cdi.path", "dra.service")
+GUARD_FILE, CDI_FILE, CDI_PATH_FILE, DRA_FILE, OBSERVE_FILE = (
+    FOLDER / f"nri-gpu-{name}"
+    for name in ("guard.service", "cdi.service", "cdi.path", "dra.service", "observe.service")
 )
 KUBELET_FILE, MPS_FILE, STRAY_FILE, SNAPS_FILE = (
     FOLDER / "nri-gpu.service.d" / name for name in ("kubelet.conf", "mps.conf", "stray.conf", "snaps.conf")
@@ -50,8 +51,11 @@ FILES = (
     PREPARE_FILE,
     DRA_FILE,
     SNAPS_FILE,
+    OBSERVE_FILE,
 )
-DAEMON, GUARD, CDI, CDI_PATH, KUBELET, MPS, STRAY, PREPARE, DRA, SNAPS = UNITS = [Unit.read(file) for file in FILES]
+DAEMON, GUARD, CDI, CDI_PATH, KUBELET, MPS, STRAY, PREPARE, DRA, SNAPS, OBSERVE = UNITS = [
+    Unit.read(file) for file in FILES
+]
 # Lines whose reason is the line before them, or plain to see.
 EXPLAINED_ABOVE: Final = {"RestartSec", "StateDirectoryMode", "WantedBy", "Description"}
 LINES = [line for unit in UNITS for line in unit.lines]
@@ -327,3 +331,31 @@ def test_stray_use_takes_two_capabilities_and_a_look_at_the_kubelets_socket() ->
     socket = Path(Policy.default().kubelet.podresources)
     hidden = {Path(word.removeprefix("-")) for word in STRAY.words("InaccessiblePaths")}
     assert hidden.isdisjoint({socket, *socket.parents})
+
+
+# --- the observer's ---------------------------------------------------------------------------------------------------
+
+# Its own of what confines the daemon: it holds no file, and one call that its capabilities need.
+OBSERVERS_OWN: Final = {"CapabilityBoundingSet", "SystemCallFilter", "StateDirectoryMode"}
+
+
+def test_the_observers_unit_is_the_daemons_with_the_rights_to_look() -> None:
+    assert {key: OBSERVE.values(key) for key in SANDBOX - OBSERVERS_OWN} == {
+        key: DAEMON.values(key) for key in SANDBOX - OBSERVERS_OWN
+    }
+    assert OBSERVE.values("SystemCallFilter") == [*DAEMON.values("SystemCallFilter"), "capset"]
+    assert OBSERVE.values("CapabilityBoundingSet") == STRAY.values("CapabilityBoundingSet")
+    assert OBSERVE.words("InaccessiblePaths") == STRAY.words("InaccessiblePaths")
+
+
+def test_the_observers_unit_writes_its_own_folder_alone() -> None:
+    assert (OBSERVE.value("RuntimeDirectory"), OBSERVE.value("RuntimeDirectoryMode")) == ("nri-gpu-observe", "0700")
+    assert not {"StateDirectory", "ReadWritePaths", "RuntimeDirectoryPreserve"} & {line.key for line in OBSERVE.lines}
+
+
+def test_the_observer_holds_nobody_up_and_gives_way() -> None:
+    assert not [key for key in (*REQUIREMENTS, "Before", "Conflicts", "Wants") if OBSERVE.values(key)]
+    assert OBSERVE.words("After").count(OURS.name) == 1
+    assert int(OBSERVE.value("OOMScoreAdjust")) > 0 > int(DAEMON.value("OOMScoreAdjust"))
+    assert OBSERVE.words("RestartPreventExitStatus") == [str(int(Exit.USAGE))]
+    assert OBSERVE.words("WantedBy") == ["multi-user.target"]
