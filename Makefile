@@ -125,10 +125,10 @@ reliability: $(READY) ## fuzzing, a hostile runtime, faults and soak -> docs/rel
 
 #: a release
 
-deb: $(READY) ## the Debian package, with the Python packages that it needs -> dist/
+deb: $(READY) ## the Debian packages: the program with what it needs of Python; daemon and guard; the observer -> dist/
 	@$(BIN)/python -m deploy.debian.build
 
-rpm: $(READY) ## the same as an RPM, for Fedora and Enterprise Linux (needs rpmbuild) -> dist/
+rpm: $(READY) ## the same as RPMs, for Fedora and Enterprise Linux (needs rpmbuild) -> dist/
 	@$(BIN)/python -m deploy.rpm.build
 
 image: $(READY) ## the container image for Kubernetes, an OCI archive (needs mmdebstrap and root) -> dist/

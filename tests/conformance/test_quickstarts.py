@@ -86,7 +86,8 @@ def test_docker(docker_root: OwnRoot) -> None:
 
 @on_newest
 def test_one_machine(root: OwnRoot, debs: Debs, tmp_path: Path) -> None:
-    shutil.copy(debs.folder / debs.this, tmp_path)
+    for package in debs.files():
+        shutil.copy(package, tmp_path)
     started = STARTED.format(gpus=quote(str(FOUR_GPUS)), driver=make_driver_root(tmp_path / "driver"))
     pages.follow(
         pages.FOLDER / "one-machine.md",

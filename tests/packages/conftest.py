@@ -122,13 +122,23 @@ def bookworm(debs: Debs) -> Iterator[DebianRoot]:
 
 @pytest.fixture(scope="session")
 def with_package(tmp_path_factory: pytest.TempPathFactory, worker_id: str, debs: Debs) -> Path:
-    """The layer of a Debian 12 on which the package is installed."""
+    """The layer of a Debian 12 on which daemon and guard are installed."""
+    return once(tmp_path_factory, worker_id, "with-package", lambda folder: install(folder, debs.folder, debs.this))
 
-    def make(folder: Path) -> None:
-        with DebianRoot("bookworm", {debs.folder: AT}, changed=folder) as root:
-            root.run("dpkg", "-i", *debs.this)
 
-    return once(tmp_path_factory, worker_id, "with-package", make)
+@pytest.fixture(scope="session")
+def with_observer(tmp_path_factory: pytest.TempPathFactory, worker_id: str, debs: Debs) -> Path:
+    """The same with the observer instead."""
+    packages = debs.seen(OBSERVERS)
+    return once(tmp_path_factory, worker_id, "with-observer", lambda folder: install(folder, debs.folder, packages))
+
+
+def install(layer: Path, folder: Path, packages: Sequence[str], *then: str) -> None:
+    """Keep in a layer what installing these makes of a Debian 12. then: lines of the shell after that."""
+    with DebianRoot("bookworm", {folder: AT}, changed=layer) as root:
+        root.run("dpkg", "-i", *packages)
+        for line in then:
+            root.run("sh", "-c", line)
 
 
 @pytest.fixture

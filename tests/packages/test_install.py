@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from nri_gpu import __version__
 from deploy.debian.build import VERSION
+from nri_gpu import __version__
 from tests.packages.conftest import AT, DAEMONS, NEWER, Debs
 from tests.support import packages
 from tests.support.debian_root import DebianRoot, base

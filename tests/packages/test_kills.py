@@ -25,7 +25,11 @@ STUBS: Final = Path("usr/local/sbin")
 WAITS: Final = "#!/bin/sh\ntouch /run/reached\nexec sleep 600\n"
 CUTS: Final = f"""#!/bin/sh
 case "$1 $2" in
-"--fsys-tarfile "*/{{package}}_*) /usr/bin/dpkg-deb "$@" | head -c {UNPACKED_BYTES}; touch /run/reached; exec sleep 600 ;;
+"--fsys-tarfile "*/{{package}}_*)
+    /usr/bin/dpkg-deb "$@" | head -c {UNPACKED_BYTES}
+    touch /run/reached
+    exec sleep 600
+    ;;
 esac
 exec /usr/bin/dpkg-deb "$@"
 """

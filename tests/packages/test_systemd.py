@@ -6,6 +6,7 @@ import json
 import subprocess
 import time
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Final
 
@@ -109,9 +110,9 @@ class Machine(Struct, frozen=True):
         return self.root.try_run("systemctl", "status", "--no-pager", "--lines=40", *UNITS).stdout
 
 
-@pytest.fixture
-def machine(debs: Debs, with_package: Path) -> Iterator[Machine]:
-    """It was booted with the package on it."""
+@contextmanager
+def booted(debs: Debs, layer: Path) -> Iterator[Machine]:
+    """A system that was booted with what is installed in a layer, beside a containerd."""
     node = Containerd(packages.fetch(packages.Version.V2_1))
     OwnRoot(node.supervisor_pid, node.base, SOCKETS + STAGED)
     drop_in = node.base / "drop-in"
@@ -124,8 +125,13 @@ def machine(debs: Debs, with_package: Path) -> Iterator[Machine]:
         make_driver_root(node.base / "driver"): "/driver",
         drop_in: DROP_IN,
     }
-    with node, BootedRoot("bookworm", seen, over=with_package) as root:
-        machine = Machine(node, root)
+    with node, BootedRoot("bookworm", seen, over=layer) as root:
+        yield Machine(node, root)
+
+
+@pytest.fixture
+def machine(debs: Debs, with_package: Path) -> Iterator[Machine]:
+    with booted(debs, with_package) as machine:
         machine.wait_serving()
         yield machine
 

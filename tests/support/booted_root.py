@@ -49,7 +49,7 @@ for node in "null 1 3" "zero 1 5" "full 1 7" "random 1 8" "urandom 1 9" "tty 5 0
 done
 ln -s /proc/self/fd "$root/dev/fd"
 ln -s pts/ptmx "$root/dev/ptmx"
-for unit in {" ".join(MASKED)}; do ln -s /dev/null "$root/etc/systemd/system/$unit"; done
+for unit in {" ".join(MASKED)}; do ln -sf /dev/null "$root/etc/systemd/system/$unit"; done
 cd "$root"
 pivot_root . mnt
 umount -l /mnt
@@ -68,10 +68,17 @@ exec unshare --cgroup sh -ec {shlex.quote(BOOT)} boot "$work"
 
 
 class BootedRoot(DebianRoot):
-    """One system, from `open` (or `with`) on. Arguments as of DebianRoot."""
+    """One system, from `open` (or `with`) on. Arguments as of DebianRoot: what one keeps in a folder, another boots."""
 
-    def __init__(self, suite: str, seen: Mapping[Path, str] | None = None, *, over: Path | None = None) -> None:
-        super().__init__(suite, seen, over=over)
+    def __init__(
+        self,
+        suite: str,
+        seen: Mapping[Path, str] | None = None,
+        *,
+        changed: Path | None = None,
+        over: Path | None = None,
+    ) -> None:
+        super().__init__(suite, seen, included=("python3", "systemd"), changed=changed, over=over)
         self._script = MOUNTS + JOIN_AND_BOOT
         self._namespaces = [*self._namespaces, "--uts", "--ipc", "--net"]
 

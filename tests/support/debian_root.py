@@ -53,9 +53,9 @@ exec chroot "$work/root" sh -c 'echo ready; exec cat'
 """
 
 
-def base(suite: str) -> Path:
+def base(suite: str, included: Sequence[str] = ()) -> Path:
     """A folder with that suite's essential packages, apt and what is included. Raises: HarnessError."""
-    return made(suite, "apt", INCLUDED[suite])
+    return made(suite, "apt", included or INCLUDED[suite])
 
 
 def made(suite: str, variant: str, included: Sequence[str]) -> Path:
@@ -86,8 +86,9 @@ def _make(suite: str, variant: str, included: Sequence[str], folder: Path) -> No
 class DebianRoot:
     """One system, from `open` (or `with`) on. seen: folders of the machine -> where they are in it.
 
-    host_processes: with the machine's own processes in its /proc, instead of only its own. changed: an empty folder, to
-    keep in it what is changed; over: such a folder of another system, to begin with.
+    included: packages beside apt, other than the suite's own. host_processes: with the machine's own processes in its
+    /proc, instead of only its own. changed: an empty folder, to keep in it what is changed; over: such a folder of
+    another system, to begin with.
     """
 
     def __init__(
@@ -95,11 +96,13 @@ class DebianRoot:
         suite: str,
         seen: Mapping[Path, str] | None = None,
         *,
+        included: Sequence[str] = (),
         host_processes: bool = False,
         changed: Path | None = None,
         over: Path | None = None,
     ) -> None:
         self.suite = suite
+        self._included = included
         self._script = MOUNTS + WAIT
         self._changed = str(changed or "")
         self._over = [f"{over}/upper"] if over else []
@@ -109,7 +112,7 @@ class DebianRoot:
         self._pid = 0
 
     def __enter__(self) -> Self:
-        lower = ":".join([*self._over, str(base(self.suite))])
+        lower = ":".join([*self._over, str(base(self.suite, self._included))])
         self._work = tempfile.mkdtemp(prefix="ng-root-")
         places = (lower, self._work, self._changed, *self._seen)
         self._process = subprocess.Popen(
