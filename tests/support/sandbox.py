@@ -23,6 +23,7 @@ from tests.support.unit_file import OURS, Unit
 # linux/sched.h, linux/prctl.h, linux/mount.h
 CLONE_NEWNS, CLONE_NEWUTS, CLONE_NEWIPC, CLONE_NEWNET = 0x00020000, 0x04000000, 0x08000000, 0x40000000
 PR_CAPBSET_READ, PR_CAPBSET_DROP, PR_SET_NO_NEW_PRIVS = 23, 24, 38
+CAPABILITIES: Final = {"CAP_DAC_READ_SEARCH": 2, "CAP_SYS_PTRACE": 19}  # linux/capability.h; those that units keep
 NR_MOUNT_SETATTR: Final = 442  # the same on every architecture
 MOUNT_ATTR_RDONLY: Final = 0x1
 AT_FDCWD, AT_RECURSIVE = -100, 0x8000
@@ -114,9 +115,9 @@ def _rights(unit: Unit) -> None:
     os.umask(int(unit.value("UMask"), 8))
     core = int(unit.value("LimitCORE"))
     resource.setrlimit(resource.RLIMIT_CORE, (core, core))
-    assert unit.values("CapabilityBoundingSet") == [""], "this sandbox only knows how to drop all"
+    kept = {CAPABILITIES[name] for name in unit.words("CapabilityBoundingSet")}
     for capability in range(64):
-        if _libc.prctl(PR_CAPBSET_READ, capability, 0, 0, 0) == 1:
+        if capability not in kept and _libc.prctl(PR_CAPBSET_READ, capability, 0, 0, 0) == 1:
             _checked(_libc.prctl(PR_CAPBSET_DROP, capability, 0, 0, 0))
     if unit.on("NoNewPrivileges"):
         _checked(_libc.prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0))
