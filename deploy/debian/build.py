@@ -93,12 +93,12 @@ def _document(part: Path, epoch: int) -> None:
     maintainer = next(line for line in control.splitlines() if line.startswith("Maintainer: "))
     signed = f" -- {maintainer.partition(': ')[2]}  {date}"
     heading = f"{part.name} ({VERSION}) unstable; urgency=medium"
-    entry = f"  * CHANGELOG.md.gz of {bundle.COMMON} says what changed."
+    entry = f"  * changelog.gz of {bundle.COMMON} says what changed."
     _write_gzip(folder / "changelog.Debian.gz", f"{heading}\n\n{entry}\n\n{signed}\n")
     (folder / "copyright").write_text("\n".join(_copyright(part)))
     if part.name == bundle.COMMON:
         (folder / "README.md").write_bytes((bundle.ROOT / "README.md").read_bytes())
-        _write_gzip(folder / "CHANGELOG.md.gz", (bundle.ROOT / "CHANGELOG.md").read_text())
+        _write_gzip(folder / "changelog.gz", (bundle.ROOT / "CHANGELOG.md").read_text())
         sbom.write(folder)
     for manual in (part / "usr/share/man").rglob("*.1"):
         _write_gzip(manual.with_name(f"{manual.name}.gz"), manual.read_text())
@@ -110,7 +110,8 @@ def _document(part: Path, epoch: int) -> None:
 
 def _copyright(part: Path) -> Iterator[str]:
     """Ours, then each bundled package's with the text that came with it."""
-    yield "nri-gpu is under the Apache License, Version 2.0: /usr/share/common-licenses/Apache-2.0\n"
+    licence = "the Apache License, Version 2.0: /usr/share/common-licenses/Apache-2.0"
+    yield f"Copyright 2026 the authors of nri-gpu. It is under {licence}\n"
     if part.name == bundle.COMMON:
         yield "Below /usr/lib/nri-gpu are these Python packages, each under the licence that follows.\n"
     for each in bundle.licences(part):

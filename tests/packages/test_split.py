@@ -73,13 +73,14 @@ def starts(machine: Machine, unit: str) -> int:
 
 
 @pytest.mark.parametrize("choice", ["disable", "mask"])
-def test_units_that_are_off_stay_off(debs: Debs, whole_deb: Path, tmp_path: Path, choice: str) -> None:
-    install(
-        tmp_path, whole_deb, [seen_in(whole_deb)], f"systemctl {choice} nri-gpu", f"systemctl {choice} nri-gpu-guard"
-    )
+def test_units_that_are_off_stay_off_and_those_that_are_on_stay_on(
+    debs: Debs, whole_deb: Path, tmp_path: Path, choice: str
+) -> None:
+    lines = (f"systemctl {choice} {' '.join(UNITS)}", "systemctl enable nri-gpu-cdi.path")
+    install(tmp_path, whole_deb, [seen_in(whole_deb)], *lines)
     with BootedRoot("bookworm", {debs.folder: AT}, over=tmp_path) as root:
         before = choices(root), activity(root)
-        assert "active" not in before[1]
+        assert before[1] == [*["inactive"] * (len(ALL_UNITS) - 1), "active"]
         root.run("apt", "install", *debs.this)
         assert (choices(root), activity(root)) == before
         assert f"Version: {VERSION}\n" in root.run("dpkg", "-s", DAEMON)
