@@ -15,7 +15,7 @@ from nri_gpu.daemon.app import DRAIN_S
 from nri_gpu.doctor.distributions import DISTRIBUTIONS
 from nri_gpu.domain.errors import Exit
 from nri_gpu.domain.mps import DEFAULT_MPS_DIR
-from nri_gpu.domain.names import DEFAULT_STATE
+from nri_gpu.domain.names import DEFAULT_OBSERVE, DEFAULT_STATE
 from nri_gpu.driver.search import CUDA, SONAMES
 from nri_gpu.driver.table import MACHINES
 from nri_gpu.host.kernel_view import NODE_FOLDERS
@@ -80,7 +80,8 @@ def test_systemd_has_nothing_against_it(file: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("unit", "verb"), [(DAEMON, "run"), (GUARD, "guard"), (CDI, "cdi"), (PREPARE, "prepare"), (DRA, "dra")]
+    ("unit", "verb"),
+    [(DAEMON, "run"), (GUARD, "guard"), (CDI, "cdi"), (PREPARE, "prepare"), (DRA, "dra"), (OBSERVE, "observe")],
 )
 def test_it_starts_a_verb(unit: Unit, verb: str) -> None:
     program, started, *_ = unit.value("ExecStart").split()
@@ -349,7 +350,8 @@ def test_the_observers_unit_is_the_daemons_with_the_rights_to_look() -> None:
 
 
 def test_the_observers_unit_writes_its_own_folder_alone() -> None:
-    assert (OBSERVE.value("RuntimeDirectory"), OBSERVE.value("RuntimeDirectoryMode")) == ("nri-gpu-observe", "0700")
+    assert Path("/run") / OBSERVE.value("RuntimeDirectory") == DEFAULT_OBSERVE
+    assert OBSERVE.value("RuntimeDirectoryMode") == "0700"
     assert not {"StateDirectory", "ReadWritePaths", "RuntimeDirectoryPreserve"} & {line.key for line in OBSERVE.lines}
 
 
