@@ -25,7 +25,7 @@ from nri_gpu.observe.runtime_table import (
     mounted_folders,
 )
 from nri_gpu.system.cgroups import cgroups_of
-from nri_gpu.system.storage import below
+from nri_gpu.system.storage import below, is_there
 from nri_gpu.system.untrusted_files import folders_in, opened_folder, read_in
 from nri_gpu.verify.oci_bundles import CRIO as CRIO_MANAGER
 from nri_gpu.verify.oci_bundles import MANAGER, STATES, Bundle, read_bundles, read_pid, with_spec
@@ -91,7 +91,7 @@ def found_containers(states: Sequence[str], root: Path) -> tuple[tuple[Found, ..
         unseen.append(Unseen(BUNDLES, f"container {shown(bundle.id)} of {bundle.pod}: {bundle.fault}"))
     if more := unread[FAULTS_MAX:]:
         unseen.append(Unseen(BUNDLES, f"{len(more)} more containers whose bundles cannot be read"))
-    if not any(below(root, each).is_dir() for each in (*states, *mounted_folders())):
+    if not any(is_there(below(root, each)) for each in (*states, *mounted_folders())):
         unseen.append(Unseen(BUNDLES, NO_RUNTIME))
     return tuple(found.values()), tuple(unseen)
 

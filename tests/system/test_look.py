@@ -26,7 +26,7 @@ from nri_gpu.verify.oci_bundles import SPEC_MAX, TASKS
 from tests.support.builders import inventory
 from tests.support.holding import FULL, MAJOR, ZERO, cgroup_of, holding, into
 from tests.support.look_node import device_cgroups, spec, write_bundle
-from tests.system.test_process_scan import AS_DROP_IN, CLOSED, MANY, ON_THE_HOST, UNSEEING
+from tests.system.test_process_scan import AS_DROP_IN, CLOSED, MANY, ON_THE_HOST, UNSEEING, WITHOUT
 
 pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="makes device nodes and cgroups")
 ID, OTHER = ContainerId("ab" * 32), ContainerId("cd" * 32)
@@ -403,6 +403,20 @@ def test_a_look_that_may_see_less(tmp_path: Path, before: Sequence[str], whole: 
     lines, _ = printed(tmp_path, *before)
     [extent] = [each for each in lines if isinstance(each, Extent)]
     assert (extent.whole, extent.closed <= CLOSED) == (whole, into_all)
+
+
+def test_folders_of_others_are_named_and_hide_nothing_else(tmp_path: Path) -> None:
+    folders = [tasks(tmp_path), tmp_path / LIB, tmp_path / "var/lib/docker/containers"]
+    for folder in folders:
+        folder.mkdir(parents=True)
+        for each in (folder.parent, folder):
+            os.chown(each, 1, 1)
+            each.chmod(0o700)
+    write_bundle(tasks(tmp_path, STATES[1]), ID, concerned(), os.getpid())
+    lines, _ = printed(tmp_path, *WITHOUT)
+    assert [each.id for each in lines if isinstance(each, SeenContainer)] == [ID]
+    [denied] = [each.sentence for each in lines if isinstance(each, Unseen) and each.what == "bundles"]
+    assert f"{folders[0]} cannot be listed" in denied
 
 
 def test_rules_that_are_not_mounted_here(tmp_path: Path) -> None:
