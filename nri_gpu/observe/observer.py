@@ -20,6 +20,7 @@ from nri_gpu.domain.gpu import GpuUuid
 from nri_gpu.domain.node import Inventory, Majors
 from nri_gpu.health.gpu_record import Moment
 from nri_gpu.nri.list_size import ListedContainer
+from nri_gpu.observe.finding_log import log_findings
 from nri_gpu.observe.given import NO_KUBELET, Given
 from nri_gpu.observe.looker import PROCESSES
 from nri_gpu.observe.looks import Look
@@ -125,8 +126,9 @@ class Observer:
         if self._look is None:
             return
         inventory, policy, xids = self._state.node.inventory, self._state.settings, self._xids()
-        moment = Moment(self._clock(), time.time())
-        self.observed = observed_after(self.observed.memory, self._look, self._given, inventory, policy, moment, xids)
+        moment, before = Moment(self._clock(), time.time()), self.observed
+        self.observed = observed_after(before.memory, self._look, self._given, inventory, policy, moment, xids)
+        log_findings(before.findings, self.observed.findings)
         self._state.synchronized = True
         self._state.commit(self.observed.ledger)
 
@@ -209,9 +211,8 @@ class Observer:
             given, before = await self._senses.given(), self._given
             if before.kubelet and not given.kubelet:
                 given = Given(kubelet=True, fault=given.fault or AWAY)
-            missing = (
-                given.fault and not given.devices
-            )  # what it gave before it still has given, but for pods that ended
+            # What it gave before it still has given, but for pods that ended.
+            missing = given.fault and not given.devices
             self._given = replace(given, at=before.at, devices=before.devices) if missing else given
 
     def _take(self, look: Look) -> None:
