@@ -144,6 +144,7 @@ class ObserveProcess:
         stays: bool = True,
     ) -> None:
         self._policy = policy
+        self._run_dir = run_dir
         self._state_dir = state_dir
         self._stays = stays
         self._waits = False  # for a daemon to end
@@ -204,6 +205,7 @@ class ObserveProcess:
                 tasks = [group.create_task(each) for each in self._parts()]
                 await asyncio.sleep(0)  # by then the control socket listens
                 self._notifier.ready("observing")
+                logger.bind(path=str(self._run_dir)).info("observing: `nri-gpu status` shows what is seen")
                 await self._until_daemon(there=True)
                 for task in tasks:
                     task.cancel()

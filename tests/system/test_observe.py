@@ -171,6 +171,7 @@ def test_it_makes_room_for_a_daemon_and_comes_back(folder: Path, launch: Launch)
         assert observer.log().count("the observer shows nothing") == 1
         assert observer.terminate() == 0
     assert {each.name for each in observer.folder.iterdir()} == {"lock", "alive"}
+    assert f"`nri-gpu status` shows what is seen path={observer.folder}" in observer.log()
 
 
 def test_in_a_terminal_it_ends_where_there_is_a_daemon(folder: Path, launch: Launch) -> None:
