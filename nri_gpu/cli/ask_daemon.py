@@ -26,6 +26,7 @@ from nri_gpu.policy.usage_settings import UsageSettings
 from nri_gpu.records.kept_folder import kept_folder
 
 TIMEOUT_S: Final = 5.0
+RUNNING: Final = "is `nri-gpu run` running? `status` asks a running `nri-gpu observe`, too"
 READ_BYTES: Final = 1 << 16
 ANSWER_MAX: Final = 64 << 20  # bytes; a full node has some 200 kB
 T = TypeVar("T")
@@ -77,7 +78,7 @@ def answer_of(state_dir: Path, question: str, read: Callable[[dict[str, object]]
             raise CommandError(Exit.PERMISSION, f"no permission: {FOR_ROOT}; run it with sudo") from None
         if CHANGES_NOTHING in fault_of(error):
             raise CommandError(Exit.UNAVAILABLE, CHANGES_NOTHING) from None
-        sentence = f"no answer from the daemon at {path}: {fault_of(error)}; is `nri-gpu run` running?"
+        sentence = f"no answer from the daemon at {path}: {fault_of(error)}; {RUNNING}"
         raise CommandError(Exit.UNAVAILABLE, sentence) from None
 
 

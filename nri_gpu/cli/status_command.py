@@ -69,7 +69,8 @@ def run(args: argparse.Namespace) -> int:
     elif args.refusals:
         answer(args, found, refusals_page(status, times))
     else:
-        nothing = "no GPUs" if args.namespace is None else f"no pod of namespace {args.namespace} holds a GPU"
+        has = "was given" if status.observer else "holds"
+        nothing = "no GPUs" if args.namespace is None else f"no pod of namespace {args.namespace} {has} a GPU"
         page = status_page(status, times, glance=sys.stdout.isatty(), wide=times.absolute, nothing=nothing)
         if args.processes:
             found = to_builtins(processes := ask_for_processes(state_dir))

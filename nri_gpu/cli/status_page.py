@@ -126,9 +126,10 @@ def headline(status: DaemonStatus) -> str:
 def refusals_page(status: DaemonStatus, times: Times) -> list[Line | Grid]:
     """Return the refusals that the daemon keeps, the oldest first."""
     told = status.refusals
+    none = "an observer refuses nothing" if status.observer else "nothing refused since the daemon started"
     return [
         Line(headline(status), Tone.HEAD),
-        Line(f"the last refusals, {len(told)}:" if told else "nothing refused since the daemon started"),
+        Line(f"the last refusals, {len(told)}:" if told else none),
         *(Line(f"  {times.ago(each.at_s)}  {refusal_words(each, times)}", Tone.WARN) for each in told),
     ]
 

@@ -28,7 +28,9 @@ HIDDEN: Final = (
     "the processes of the whole host: they are hidden from the observer. A pod needs hostPID, and /proc must be "
     "mounted without hidepid"
 )
-_NEEDS: Final = "it needs the capabilities SYS_PTRACE and DAC_READ_SEARCH, and no AppArmor profile that forbids it"
+_NEEDS: Final = (
+    "the observer needs the capabilities SYS_PTRACE and DAC_READ_SEARCH, and no AppArmor profile that forbids it"
+)
 _WHAT: Final = {True: "which processes have a node open", False: "containers and their devices"}  # by `processes`
 _ROOTLESS: Final = "it is rootless: its processes alone tell of it"
 # The scope of a rootless container, below the service of the user who runs it.

@@ -110,6 +110,8 @@ def test_a_namespace_has_its_own_alone(asked: Callable[..., Done]) -> None:
     page = asked("-n", "ml").out
     assert "ml/sweep" in page
     assert "dcgm-exporter" not in page
+    assert "no pod of namespace none was given a GPU" in asked("-n", "none").out
+    assert "an observer refuses nothing" in asked("--refusals").out
     found = of_namespace(status(given(), given(namespace="lab"), findings=(FINDING,)), "lab").observer
     assert found
     assert ([each.namespace for each in found.allocations], found.findings) == (["lab"], ())

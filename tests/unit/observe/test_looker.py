@@ -55,7 +55,7 @@ def test_lines_of_each_kind() -> None:
     ("extent", "sentences"),
     [
         (Extent(5, 0, whole=False), [HIDDEN]),
-        (Extent(5, 2, whole=True), ["what 2 of 5 processes have open: it needs the capabilities SYS_PTRACE"]),
+        (Extent(5, 2, whole=True), ["what 2 of 5 processes have open: the observer needs the capabilities"]),
         (Extent(5, 0, whole=True), []),
     ],
 )
