@@ -11,6 +11,7 @@ from nri_gpu.domain.allocation import REPLICA
 from nri_gpu.domain.bounds import MODESET_MINOR
 from nri_gpu.domain.container import ContainerId, DeviceNumber
 from nri_gpu.domain.gpu import GpuUuid
+from nri_gpu.domain.names import is_nvidia_device
 from nri_gpu.domain.node import Inventory
 from nri_gpu.domain.text import listed, shown
 from nri_gpu.observe.given import Given, GivenDevice, PodContainer
@@ -98,7 +99,7 @@ def allotments(
         found += _of_container(container, listed, access, inventory, numbers)
     for (namespace, pod, name), devices in left.items():
         nobody = SeenContainer(id=ContainerId(""), runtime="", namespace=namespace, pod=pod, name=name)
-        found += _listed(nobody, devices, inventory)
+        found += filter(_may_be_gpu, _listed(nobody, devices, inventory))
     return tuple(found)
 
 
@@ -111,10 +112,11 @@ def _of_container(
 ) -> Iterator[Allotment]:
     """Yield what the kubelet listed for a container first, then what else it has."""
     by_kubelet = [*_listed(container, listed, inventory)]
-    has = frozenset(each.uuid for each in by_kubelet if each.uuid)
-    unknown = [each for each in by_kubelet if not each.uuid]
     own, by = _own(container, access, inventory, open_)
-    own -= has
+    own -= frozenset(each.uuid for each in by_kubelet if each.uuid)
+    if not own or by != NOT_KNOWN:  # else any driver may have given these nodes
+        by_kubelet = [*filter(_may_be_gpu, by_kubelet)]
+    unknown = [each for each in by_kubelet if not each.uuid]
     if unknown and not container.privileged and not any(each.kubelet and _is_part(each.kubelet) for each in unknown):
         # Their ids tell no GPU, so the container's nodes do.
         for uuid in sorted(own):
@@ -137,6 +139,13 @@ def _listed(container: SeenContainer, devices: Iterable[GivenDevice], inventory:
             yield Allotment(container=container, by=by, uuid=uuid, kubelet=device, unseen=absent)
         if not uuids:
             yield Allotment(container=container, by=by, kubelet=device, unseen=absent or _unknown(container, inventory))
+
+
+def _may_be_gpu(allotment: Allotment) -> bool:
+    """Return whether what the kubelet listed may be a GPU: a claim of another driver may be a network card's."""
+    device = allotment.kubelet
+    names = (device.driver, *device.cdi) if device and device.driver and not allotment.uuid else ()
+    return not names or any(map(is_nvidia_device, names))
 
 
 def _unknown(container: SeenContainer, inventory: Inventory) -> str:

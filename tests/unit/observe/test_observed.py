@@ -51,6 +51,7 @@ HOOK = ("nvidia-container-runtime-hook",)
 BY_HOOK = container("image", asked="all", hooks=HOOK, opens=nodes(0, 1))
 AGENT = container("agent", namespace="kube-system", privileged=True, allowed=nodes(0, 1, 2))
 PLUGIN = "device plugin nvidia.com/gpu"
+CARD = claimed("eth1", driver="dra.net")
 
 
 class Situation(Struct, frozen=True):
@@ -72,6 +73,14 @@ FOUND: Final = {
         Situation(
             look(container("thief"), use(container("thief"), (195, 7))),
             words=("ml/thief, container main (pid 7 /bin/train) has /dev/nvidia7 open", "no GPU", "list ml/thief in"),
+        ),
+    ),
+    "opened, and given a network card": (
+        FindingKind.NOT_GIVEN,
+        Situation(
+            look(container("thief"), use(container("thief"), (195, 7))),
+            given((container("thief"), [CARD])),
+            ("was given no GPU",),
         ),
     ),
     "opened, and given another": (
@@ -444,6 +453,19 @@ ALLOTTED: Final = {
         Situation(look(opened("train", *nodes(1), cdi=("nvidia.com/gpu=1",))), given()),
         [(GPU[1], "", "CDI")],
     ),
+    "a claim of any driver, by its nodes": (
+        Situation(look(TRAIN), given((TRAIN, [claimed("a1", driver="gpu.example.com")]))),
+        [(GPU[0], "", "DRA driver gpu.example.com")],
+    ),
+    "a network card beside a GPU": (
+        Situation(look(TRAIN), given((TRAIN, [*plugin(GPU[0]), CARD]))),
+        [(GPU[0], "", PLUGIN)],
+    ),
+    "a network card beside CDI": (
+        Situation(look(opened("train", *nodes(1), cdi=("nvidia.com/gpu=1",))), given((TRAIN, [CARD]))),
+        [(GPU[1], "", "CDI")],
+    ),
+    "network cards alone": (Situation(look(container()), given((TRAIN, [CARD]), (OTHER, [CARD]))), []),
     "nodes that nobody names": (Situation(look(TRAIN), given()), [(GPU[0], "", "not known")]),
     "beside the kubelet's": (
         Situation(look(opened("train", *nodes(0, 1), cdi=("x",))), given((TRAIN, plugin(GPU[0])))),
