@@ -13,7 +13,7 @@ from nri_gpu.domain.observed import FindingKind
 from nri_gpu.domain.text import counted, listed, quoted, shown
 from nri_gpu.observe.joined_node import JoinedNode
 from nri_gpu.observe.looks import SeenContainer
-from nri_gpu.observe.observed_allocations import LEGACY_HOOK, PRIVILEGED, Allotment, short_name, who
+from nri_gpu.observe.observed_allocations import LEGACY_HOOK, NOT_KNOWN, PRIVILEGED, Allotment, short_name, who
 from nri_gpu.stray.judge import Kind, StrayUse
 
 NAMED_MAX: Final = 4  # pods, nodes or processes in a sentence
@@ -27,7 +27,7 @@ _UNKNOWN: Final = (
 _MONITOR: Final = "; or list its pod in the policy's foreign.monitors if it only watches"
 _NUMBERS: Final = re.compile("[0-9]+")  # of processes, and of how often
 _PRIVILEGED: Final = (
-    "a privileged container can open every GPU: make it unprivileged and have it request a GPU, or list its pod in the "
+    "a privileged container can open every GPU: make it unprivileged and have it request a GPU, or list it in the "
     "policy's foreign.monitors if it only watches"
 )
 
@@ -190,8 +190,9 @@ def unopened(node: JoinedNode, looks: Mapping[tuple[str, str], int]) -> Iterator
     for each in node.allotments:
         if count := looks.get((each.container.id, each.uuid or each.device)):
             unit = node.names([each.uuid]) if each.uuid else shown(each.device)
+            has = f"has {unit}" if each.by == NOT_KNOWN else f"was given {unit} by {each.by}"
             message = (
-                f"{who(each.container)} was given {unit} by {each.by}, and none of its processes had that open in "
-                f"{counted(count, 'look')}: ask whose it is, and delete the pod if nobody needs it"
+                f"{who(each.container)} {has}, and none of its processes had that open in {counted(count, 'look')}: "
+                f"ask whose it is, and delete the {'pod' if each.container.pod else 'container'} if nobody needs it"
             )
             yield finding(FindingKind.UNOPENED, message, [each.uuid] * bool(each.uuid), each.container)

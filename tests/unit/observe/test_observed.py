@@ -356,7 +356,17 @@ def test_never_opened_for_an_hour() -> None:
     (found,) = after([0, 0.5, 1.1]).findings
     assert (found.kind, found.pod, found.gpu_uuids) == (FindingKind.UNOPENED, "train", (GPU[0],))
     assert f"was given GPU 0 ({GPU[0]}) by {PLUGIN}" in found.message
-    assert "in 3 looks" in found.message
+    assert found.message.endswith("in 3 looks: ask whose it is, and delete the pod if nobody needs it")
+
+
+def test_never_opened_without_a_pod_and_without_a_giver() -> None:
+    seen = observed(look(WEB, opened("other", *nodes(1)), at=5_000.0))
+    for clock in (9_000.0, 9_100.0):
+        again = look(WEB, opened("other", *nodes(1)), at=clock)
+        seen = observed(again, memory=seen.memory, moment=Moment(clock, WALL))
+    said = [each.message for each in seen.findings]
+    assert said[0].endswith("delete the container if nobody needs it")
+    assert said[1].startswith(f"ml/other, container main has GPU 1 ({GPU[1]}), and none")
 
 
 def test_what_was_opened_once_is_no_finding() -> None:
