@@ -21,7 +21,7 @@ DEBIAN = "docker.io/library/debian:12"
 
 
 @pytest.mark.parametrize("program", PROGRAMS)
-@pytest.mark.parametrize("page", ["kubernetes", "dra"])
+@pytest.mark.parametrize("page", ["kubernetes", "dra", "observe"])
 def test_a_reader_follows_it(cluster: Cluster, image: None, tmp_path: Path, page: str, program: str) -> None:
     cluster.verb("ctr", "images", "tag", "--force", BUSYBOX, DEBIAN)
     helm = Helm(program, tmp_path, cluster.admin)
@@ -32,7 +32,8 @@ def test_a_reader_follows_it(cluster: Cluster, image: None, tmp_path: Path, page
     own = f"image.repository={IMAGE}"  # the page's is the reader's
     programs = {
         "kubectl": f'exec {quote(os.environ["NRI_GPU_CLUSTER"])}/cluster.sh kubectl "$@"',
-        "helm": f'cd {quote(str(ROOT))} && {helm.path} "$@" -f {given} --set {own} && {patch}',
+        "helm": f'cd {quote(str(ROOT))} && [ "$1" = install ] || exec {helm.path} "$@"\n'
+        f'{helm.path} "$@" -f {given} --set {own} && {patch}',
     }
     for name, command in programs.items():
         (tmp_path / name).write_text(f"#!/bin/bash\n{command}\n")

@@ -14,13 +14,14 @@ ROOT = pages.FOLDER.parents[1]
 
 
 @pytest.mark.parametrize("program", PROGRAMS)
-@pytest.mark.parametrize("page", ["kubernetes", "dra"])
+@pytest.mark.parametrize("page", ["kubernetes", "dra", "observe"])
 def test_what_they_install_and_apply_is_valid(page: str, program: str, tmp_path: Path) -> None:
     helm = Helm(program, tmp_path)
     for name, command in {
         "kubectl": f'{quote(sys.executable)} -m tests.support.kubectl_check "$@"',
         # What `install` applies, without a cluster to apply it to.
-        "helm": f'cd {quote(str(ROOT))} && [ "$1" = install ] && {helm.path} template {helm.kube_version} "${{@:2}}" |'
+        "helm": '[ "$1" = uninstall ] && exit\n'
+        f'cd {quote(str(ROOT))} && [ "$1" = install ] && {helm.path} template {helm.kube_version} "${{@:2}}" |'
         " kubectl apply -f -",
     }.items():
         stand_in = tmp_path / name
