@@ -48,6 +48,7 @@ class Cluster:
     hosts_dev: Path
     kubelet: Path
     numbers: Iterator[int] = field(default_factory=count)
+    elsewhere: Mapping[str, str] = field(default_factory=dict)  # folder of the host -> the one that stands for it here
 
     def pod_spec(self, component: str) -> dict[str, Any]:
         (found,) = (
@@ -63,7 +64,10 @@ class Cluster:
         spec = self.pod_spec(component)
         (container,) = spec["containers"]
         rights = container["securityContext"]
-        pod = self.node.cri.run_pod(PodSpec(name=component, privileged=bool(rights.get("privileged"))))
+        capabilities, host_pid = rights.get("capabilities", {}), bool(spec.get("hostPID"))
+        pod = self.node.cri.run_pod(
+            PodSpec(name=component, privileged=bool(rights.get("privileged")), host_pid=host_pid)
+        )
         number = next(self.numbers)
         volumes = {each["name"]: self._source(each, number) for each in spec["volumes"]}
         mounts = {each["mountPath"]: volumes[each["name"]] for each in container["volumeMounts"]}
@@ -82,7 +86,9 @@ class Cluster:
                 mounts={**own, **mounts},
                 read_only=frozenset(own | mounts) - written,
                 privileged=bool(rights.get("privileged")),
-                without_rights=rights.get("capabilities") == {"drop": ["ALL"]},
+                without_rights=capabilities.get("drop") == ["ALL"],
+                rights=capabilities.get("add", ()),
+                host_pid=host_pid,
                 user=rights["runAsUser"],
                 readonly_rootfs=rights["readOnlyRootFilesystem"],
             ),
@@ -117,6 +123,8 @@ class Cluster:
             empty.mkdir()
             return str(empty)
         path: str = volume["hostPath"]["path"]
+        if path in self.elsewhere:
+            return self.elsewhere[path]
         if path == "/var/lib/kubelet/device-plugins":  # wherever the kubelet's root is
             return str(self.kubelet / "device-plugins")
         Path(path).mkdir(parents=True, exist_ok=True)
@@ -128,13 +136,19 @@ def _packages() -> list[str]:
     return list(dict.fromkeys(str(Path(path)) for path in (*sys.path, str(ROOT)) if path and Path(path).is_dir()))
 
 
-def install(node: Containerd, folder: Path, kubelet: Mapping[str, Any]) -> Cluster:
-    """The chart with its default values, but for the places, and `kubelet`."""
+def make_dev(folder: Path) -> Path:
+    """A folder that stands for the host's /dev."""
     dev = folder / "dev"
     for name in ("pts", "shm", "mqueue"):
         (dev / name).mkdir(parents=True)
     os.mknod(dev / "null", 0o20666, os.makedev(1, 3))
     os.mknod(dev / "urandom", 0o20444, os.makedev(1, 9))
+    return dev
+
+
+def install(node: Containerd, folder: Path, kubelet: Mapping[str, Any]) -> Cluster:
+    """The chart with its default values, but for the places, and `kubelet`."""
+    dev = make_dev(folder)
     paths = {
         "nri": str(node.nri_socket.parent),
         "driverRoot": str(make_driver_root(folder / "driver")),

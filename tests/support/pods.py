@@ -45,7 +45,8 @@ class ContainerSpec(Struct, frozen=True):
     """What a container is asked for. command empty: the image's own.
 
     cpuset_cpus: as the kubelet's static CPU manager sets it; empty: every CPU.
-    devices, mounts: path in the container -> path on the host. read_only: of mounts. without_rights: no capability.
+    devices, mounts: path in the container -> path on the host. read_only: of mounts. without_rights: no capability but
+    those of `rights`.
     """
 
     name: str = "main"
@@ -60,6 +61,7 @@ class ContainerSpec(Struct, frozen=True):
     mounts: Mapping[str, str] = field(default_factory=dict)
     read_only: frozenset[str] = frozenset()
     without_rights: bool = False
+    rights: Sequence[str] = ()
     cdi_devices: Sequence[str] = ()
     cpuset_cpus: str = ""
     user: int | None = None
@@ -99,6 +101,7 @@ def container_to_pb(spec: ContainerSpec) -> pb.ContainerConfig:
         security.run_as_user.value = spec.user
     if spec.without_rights:
         security.capabilities.drop_capabilities.append("ALL")
+    security.capabilities.add_capabilities.extend(spec.rights)
     return pb.ContainerConfig(
         metadata=pb.ContainerMetadata(name=spec.name, attempt=spec.attempt),
         image=pb.ImageSpec(image=spec.image),

@@ -9,9 +9,14 @@ from typing import Any
 import kubernetes_validate
 import pytest
 
+from nri_gpu.cli.main import parse
+from nri_gpu.domain.names import DEFAULT_OBSERVE
+from nri_gpu.observe.runtime_table import mounted_folders
+from nri_gpu.policy.document import options_in
+from nri_gpu.policy.metrics_settings import metrics_faults
 from nri_gpu.policy.model import Policy
 from nri_gpu.records.policy_file import PolicyText, build_policy
-from nri_gpu.verify.oci_bundles import STATES, TASKS
+from nri_gpu.verify.oci_bundles import TASKS
 from tests.support.chart import (
     ELSEWHERE,
     OBSERVING,
@@ -173,10 +178,7 @@ def test_the_folders_of_runtimes_lie_where_the_host_has_them() -> None:
     inside = {each["name"]: each["mountPath"] for each in spec["containers"][0]["volumeMounts"]}
     folders = {name: path for name, path in source.items() if name.startswith("bundles-")}
     assert folders.items() <= inside.items()
-    assert set(folders.values()) == {f"{state}/{TASKS}" for state in STATES} | {
-        *("/var/lib/docker/containers", "/run/containers/storage/overlay-containers"),
-        "/var/lib/containers/storage/overlay-containers",
-    }
+    assert set(folders.values()) == set(mounted_folders())
     assert len(folders) == len(set(folders.values()))  # Podman and CRI-O share one
     for runtime in RUNTIMES:
         assert documents(mode="observe", observe={"runtimes": [runtime]})
@@ -238,6 +240,24 @@ def test_the_policy_is_the_users_and_empty_by_default(variant: str) -> None:
     assert policy.observe.xids is own
     assert own or policy == build_policy(PolicyText("none", ""), {})
     assert policy.kubelet.pool == Policy.default().kubelet.pool
+
+
+@pytest.mark.parametrize("variant", OBSERVING)
+def test_the_program_takes_its_arguments_and_looks_where_folders_are(variant: str) -> None:
+    args = parse(*container("observe", variant)["args"])
+    assert args.module == "nri_gpu.cli.observe_command"
+    assert args.watch_policy
+    assert args.policy == f"{mount('observe', variant, name='policy')['mountPath']}/policy.toml"
+    assert args.run_dir == str(DEFAULT_OBSERVE)
+    assert (args.gpus is not None) == ("simulation" in OBSERVING[variant])
+    text = one(found(variant), "ConfigMap", "other-policy")["data"]["policy.toml"]
+    settings = build_policy(PolicyText("values.yaml", text), options_in(vars(args)))
+    assert settings.kubelet.podresources.startswith(f"{mount('observe', variant, name='pod-resources')['mountPath']}/")
+    assert settings.metrics.listen == ("0.0.0.0:9464" if "metrics" in OBSERVING[variant] else "")
+    assert not list(metrics_faults(settings.metrics))
+    if OBSERVING[variant].get("observe", {}).get("nvml"):
+        assert mount("observe", variant, name="driver")["mountPath"].startswith(f"{settings.driver.root}/")
+        assert settings.driver.host_root == OBSERVING[variant].get("paths", {}).get("driverRoot", "/")
 
 
 def test_its_probes_read_the_file_of_its_own_folder() -> None:
