@@ -95,6 +95,13 @@ def test_it_sees_who_has_a_gpu_and_reaches_no_socket(node: Containerd, tmp_path:
     sockets = {re.sub(f"^/run/containerd/{TASKS}/k8s.io/[0-9a-f]+/rootfs/", "/", each) for each in found.stdout.split()}
     assert sockets == {"/run/nri-gpu-observe/control.sock"}, found.stderr
     assert sorted(path.name for path in (node.base / "state").iterdir()) == before
-    sets = dict(re.findall(r"Cap(Eff|Prm):\s+(\w+)", Path(f"/proc/{cri.status(observer).pid}/status").read_text()))
+    process = Path(f"/proc/{cri.status(observer).pid}")
+    sets = dict(re.findall(r"Cap(Eff|Prm):\s+(\w+)", (process / "status").read_text()))
     assert int(sets["Eff"], 16) == (1 << CHOWN if nvml else 0)  # for control.group
     assert nvml or int(sets["Prm"], 16) == 1 << SYS_PTRACE | 1 << DAC_READ_SEARCH
+
+    # No file system of a container outlives it in the observer's mounts.
+    assert f"/{train}/rootfs" in (process / "mountinfo").read_text()
+    cri.stop(train)
+    cri.remove(train)
+    assert train not in (process / "mountinfo").read_text()
