@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Set
+from collections.abc import Iterable
 from typing import Final
 
 from nri_gpu.domain.container import ContainerId, DeviceNumber
@@ -23,7 +23,7 @@ VERSIONS_MAX: Final = 8
 _CDI: Final = "cdi.k8s.io/"  # begins the keys of annotations whose values are CDI names with commas between them
 # A library of the driver by its name, or a folder of our own, such as `580.95.05-d118b36d` (driver/stage.py).
 _DRIVER_FILE: Final = re.compile(
-    rf"/lib(?:cuda|nvidia-ml)\.so\.({VERSION})$|/({VERSION})-[0-9a-f]{{8}}(?:\.\d+)?(?:/|$)"
+    rf"/lib(?:cuda|nvidia-ml)\.so\.({VERSION})$|/({VERSION})-[0-9a-f]{{8}}(?:\.\d+)?(?:/|$)", re.MULTILINE
 )
 
 
@@ -101,6 +101,6 @@ def _clipped(request: DeviceRequest) -> DeviceRequest:
 
 def _driver_versions(spec: Spec) -> tuple[str, ...]:
     """Return the versions of the driver whose files are mounted in it."""
-    paths: Set[str] = {path for mount in spec.mounts or () for path in (mount.source, mount.destination)}
-    found = {match[1] or match[2] for path in paths if (match := _DRIVER_FILE.search(path))}
+    paths = "\n".join(path for mount in spec.mounts or () for path in (mount.source, mount.destination))
+    found = {match[1] or match[2] for match in _DRIVER_FILE.finditer(paths)}
     return tuple(sorted(found)[:VERSIONS_MAX])

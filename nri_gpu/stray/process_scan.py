@@ -47,6 +47,7 @@ _O_PATH: Final = 0o10000000  # such a descriptor opens no device (asm-generic/fc
 _KCMP: Final = {"x86_64": 312, "aarch64": 272}.get(os.uname().machine)
 _KCMP_FILES: Final = 2
 NICE: Final = 10
+_ALONE: Final = 3
 HOLDERS_MAX: Final = 256  # processes of one cgroup with one node, which are named
 _LIBCUDA_FILE: Final = b"/libcuda.so"
 _NO_NUMBER: Final = (-1, -1)  # stands for the mapped library where processes of a cgroup are counted
@@ -105,7 +106,10 @@ def _tables(pid: int) -> Iterator[int]:
     Threads may have tables of their own, and the first thread may have ended.
     """
     yield pid
-    for tid in map(int, os.listdir(f"/proc/{pid}/task")):  # noqa: PTH208
+    # Most processes have one thread, which the folder's links tell: 2, and one for each (fs/proc/base.c).
+    if os.stat(task := f"/proc/{pid}/task").st_nlink == _ALONE:  # noqa: PTH116
+        return
+    for tid in map(int, os.listdir(task)):  # noqa: PTH208
         if tid != pid and _KCMP and _syscall(_KCMP, pid, tid, _KCMP_FILES, 0, 0) > 0:
             yield tid
 

@@ -118,10 +118,11 @@ class Spec(Struct, frozen=True):
 
 def spec_decoder(variables: Set[str]) -> msgspec.json.Decoder[Spec]:
     """Return a decoder that keeps of an environment these variables, and nothing of any other."""
+    beginnings = tuple(f"{name}=" for name in variables)
 
     def kept(_: type[Variables], pairs: object) -> Variables:
-        split = (each.partition("=") for each in msgspec.convert(pairs, list[str]))
-        return Variables({name: value for name, equals, value in split if equals and name in variables})
+        found = (each for each in msgspec.convert(pairs, list[str]) if each.startswith(beginnings))
+        return Variables(each.split("=", 1) for each in found)
 
     return msgspec.json.Decoder(Spec, dec_hook=kept)
 

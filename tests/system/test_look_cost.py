@@ -18,7 +18,7 @@ from tests.support.look_node import NVIDIA, device_cgroups, processes, spec, wri
 pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="makes cgroups")
 
 CONTAINERS, PROCESSES = 1000, 5000
-CPU_S: Final = 3.0  # a look takes half a second of an idle machine; this one runs other tests beside it
+CPU_S: Final = 3.0  # a look takes less than half a second; this one runs other tests beside it
 
 
 def test_a_look_at_a_full_node(tmp_path: Path) -> None:
