@@ -211,9 +211,9 @@ class Observer:
             given, before = await self._senses.given(), self._given
             if before.kubelet and not given.kubelet:
                 given = Given(kubelet=True, fault=given.fault or AWAY)
-            # What it gave before it still has given, but for pods that ended.
-            missing = given.fault and not given.devices
-            self._given = replace(given, at=before.at, devices=before.devices) if missing else given
+            if given.fault and not given.devices:  # what it gave before it still has given, but for pods that ended
+                given = replace(given, at=before.at, devices=before.devices)
+            self._given = given
 
     def _take(self, look: Look) -> None:
         """Keep a look, and what the last look at processes did not see."""

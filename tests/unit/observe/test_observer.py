@@ -18,7 +18,7 @@ from nri_gpu.observe.looks import Look, SeenContainer, Unseen
 from nri_gpu.observe.observer import AWAY, Observer, Senses
 from nri_gpu.policy.model import Policy
 from nri_gpu.policy.observe_settings import ObserveSettings
-from nri_gpu.stray.uses import Extent
+from nri_gpu.stray.uses import Extent, Use
 from nri_gpu.system.state import NodeState
 from tests.support.log import Log
 from tests.support.running import running
@@ -37,6 +37,7 @@ class Node:
         self.majors: list[Majors] = []
         self.asked = 0
         self.containers: tuple[SeenContainer, ...] = ()
+        self.uses: tuple[Use, ...] = ()
         self.fault: Exception | None = None
         self.given = Given(at=time.monotonic(), kubelet=True)
         self.takes_s = 0.0
@@ -56,7 +57,8 @@ class Node:
         if self.fault:
             raise self.fault
         unseen = (Unseen("processes", "some are hidden"),) if processes else (Unseen("bundles", "one is broken"),)
-        return Look(at=at, containers=self.containers, extent=EXTENT if processes else None, unseen=unseen)
+        extent = EXTENT if processes else None
+        return Look(at=at, containers=self.containers, uses=self.uses, extent=extent, unseen=unseen)
 
     async def _ask(self) -> Given:
         self.asked += 1
@@ -164,6 +166,16 @@ async def test_a_driver_that_came_is_looked_for_at_once(node: Node) -> None:
         node.state.put_inventory(Inventory(taken_at=1, majors=Majors(195)))
         await until("a second look", lambda: len(node.kinds) == 2)
         assert node.majors == [Majors(), Majors(195)]
+
+
+async def test_a_finding_is_logged_when_it_comes_and_when_it_goes(folder: Path, log: Log) -> None:
+    node = Node(folder, look_s=1)
+    node.state.put_inventory(Inventory(taken_at=1, majors=Majors(195)))
+    node.uses = (Use(pid=7, started=1, program="/opt/miner", cgroups=("/",), numbers=((195, 0),)),)
+    async with node.observed():
+        assert "pid 7 /opt/miner" in log.one("observer finding").fields["fault"]
+        node.uses = ()
+        await until("a look without it", lambda: bool(log.said("observer finding is gone")))
 
 
 async def test_a_bug_in_a_look_ends_nothing_and_is_said_once(folder: Path, log: Log) -> None:
