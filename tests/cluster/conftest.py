@@ -75,6 +75,6 @@ def observed(cluster: Cluster) -> Iterator[ObservedCluster]:
     made = ObservedCluster(cluster)
     made.run_plugin()
     yield made
-    made.end()
     cluster.kubectl("delete", "pods,resourceclaims", "--all")  # what prepared claims must run until they are gone
+    made.end()
     nvidia.stop()

@@ -31,7 +31,7 @@ def _lives(cluster: Cluster, observed: ObservedCluster, seen: Callable[[], None]
     seen()
     found = observed.evidence(*NAMES)
     cluster.kubectl("delete", "pods,resourceclaims", "--all")
-    wait_for("no container", lambda: not cluster.verb("ctr", "task", "ls", "-q").split())
+    wait_for("no bundle", lambda: not [*observed.bundles()])
     return found
 
 

@@ -8,7 +8,7 @@ import re
 import signal
 import tempfile
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Final
 
@@ -21,6 +21,7 @@ from tests.support.errors import HarnessError
 
 OBSERVER: Final = "nri-gpu-observe"
 RESOURCE: Final = "example.com/gpu"
+_CRI: Final = "io.kubernetes.cri."
 _OPERATIONS: Final = "kubelet_runtime_operations_duration_seconds"
 REPLICAS: Final = 32
 PLUGGED: Final = 3  # the minor of the one GPU that our plugin offers; the scheduler takes NVIDIA's first ones first
@@ -64,8 +65,11 @@ class ObservedCluster:
             raise HarnessError(f"mount: {done.stderr}")
 
     def end(self) -> None:
+        """No observer and no plugin, and the node shows none."""
         self.stop()
         self.cluster.enter("umount", _TASKS)
+        self.cluster.stop(DAEMON)
+        self.cluster.wait_allocatable(0, RESOURCE)
 
     def run_plugin(self) -> None:
         """Our device plugin, until the kubelet can allocate its GPUs."""
@@ -73,14 +77,7 @@ class ObservedCluster:
         socket = Policy.default().plugin.socket
         words = ("--gpus", str(FOUR_GPUS), "--socket", socket, "--policy", str(file), "--state-dir")
         self.cluster.spawn(DAEMON, "run", *words, str(self._daemon_dir))
-        # The node shows what an earlier plugin had until the kubelet has updated it.
-        wait_for("our device plugin", self._registered, explain=lambda: self.cluster.log(DAEMON)[-3000:])
         self.cluster.wait_allocatable(REPLICAS, RESOURCE)
-
-    def _registered(self) -> bool:
-        done = self.cluster.nri_gpu("status", "-o", "json", "--state-dir", str(self._daemon_dir))
-        status = json.loads(done.stdout) if done.stdout.startswith("{") else {}
-        return any(each["registered"] for each in status.get("kubelet", {}).get("resources", ()))
 
     # -- the observer -------------------------------------------------------------------------------------------------
 
@@ -156,17 +153,20 @@ class ObservedCluster:
         """All that Kubernetes and the runtime know of these pods, and what the kernel lets them open."""
         pods = json.loads(self.cluster.kubectl("get", "pods", *names, "-o", "json"))
         found = {"pods": json.dumps(pods, indent=1)}
-        for bundle in sorted((self.cluster.place / "ctrd" / "state" / TASKS / "k8s.io").iterdir()):
-            spec = json.loads((bundle / "config.json").read_text())
+        for files, spec in self.bundles():
             spec["process"]["env"].sort()  # the kubelet has its services' in the order of a Go map
-            said = spec["annotations"]
-            if said["io.kubernetes.cri.sandbox-namespace"] == NAMESPACE:  # the observer's own pod
-                continue
-            title = "/".join(said.get(f"io.kubernetes.cri.{key}", "") for key in ("sandbox-name", "container-name"))
-            files = sorted(each.name for each in bundle.iterdir())
+            title = "/".join(spec["annotations"].get(f"{_CRI}{key}", "") for key in ("sandbox-name", "container-name"))
             found[f"bundle of {title}"] = json.dumps([files, spec], indent=1)
         found |= {f"rules of {name}": str(sorted(self.cluster.minors(name))) for name in names}
         return {name: without_chance(text) for name, text in found.items()}
+
+    def bundles(self) -> Iterator[tuple[list[str], Object]]:
+        """The names of each bundle's files, and its specification; not those of the observer's own pod."""
+        for folder in sorted((self.cluster.place / "ctrd" / "state" / TASKS / "k8s.io").iterdir()):
+            with suppress(FileNotFoundError):  # it went just now
+                spec = json.loads((folder / "config.json").read_text())
+                if spec["annotations"][f"{_CRI}sandbox-namespace"] != NAMESPACE:
+                    yield sorted(each.name for each in folder.iterdir()), spec
 
     def operations(self) -> tuple[float, int]:
         """How long the kubelet has waited for containers to be created and started, in seconds, and for how many."""
