@@ -15,7 +15,6 @@ from nri_gpu.domain.text import counted
 SUBJECT: Final = "observer"
 LATE_S: Final = 60.0  # after the next look was due
 _LOG: Final = "journalctl -u nri-gpu-observe -e    # in a cluster: the log of its pod"
-_NO_ACTION: Final = frozenset({FindingKind.PRIVILEGED.value})  # of findings: somebody wants to know it
 
 
 def observed_alone(seen: Examined) -> bool:
@@ -36,9 +35,9 @@ def observer_findings(seen: Examined) -> Iterator[Finding]:
     if observed_alone(seen):
         yield from _policy(seen, status)
     yield from _looks(seen, status.observer)
-    yield from _sources(seen, status)
+    yield from _sources(seen, status, status.observer)
     for found in status.observer.findings:
-        level = note if found.kind in _NO_ACTION else warning
+        level = note if found.kind == FindingKind.PRIVILEGED else warning  # that may be meant
         yield level(found.kind, found.message)
 
 
@@ -69,13 +68,13 @@ def _looks(seen: Examined, observer: ObserverStatus) -> Iterator[Finding]:
         yield ok(SUBJECT, "it sees bundles, processes and device rules of all containers")
 
 
-def _sources(seen: Examined, status: DaemonStatus) -> Iterator[Finding]:
-    """Check NVML and the kubelet, of which an observer may have neither."""
-    observer = status.observer or ObserverStatus()
+def _sources(seen: Examined, status: DaemonStatus, observer: ObserverStatus) -> Iterator[Finding]:
+    """Check the driver and the kubelet, of which an observer may have neither."""
+    known = f"the observer knows {counted(sum(each.kind == 'gpu' for each in status.gpus), 'GPU')}"
     if fault := status.node.inventory_fault:
-        yield unseen("NVML", f"GPUs are known by the kernel alone, without memory and utilization: {fault}")
+        yield unseen("GPUs", f"{known}, and the driver cannot be asked: {fault}")
     else:
-        yield ok("NVML", f"lists {counted(sum(each.kind == 'gpu' for each in status.gpus), 'GPU')}")
+        yield ok("GPUs", known)
     if not observer.kubelet:
         yield ok("kubelet", "none here: containers are known by their bundles")
     elif observer.kubelet_s is None:

@@ -65,6 +65,8 @@ def test_a_host_with_docker_and_the_observer_has_no_fault(node: DoctorNode) -> N
     said = " ".join(each.meaning for each in found.findings)
     assert "looked at containers and processes 7 s ago, and knows 1 allocation" in said
     assert "told what it allocated 3 s ago" in said
+    assert "the observer knows" in said
+    assert "NVML" not in said  # it may know them by the kernel alone
     assert not [word for word in ("refuses every", "restart nri-gpu", "without GPUs") if word in said]
 
 
