@@ -329,8 +329,8 @@ VERBS: Final = (
         "nri_gpu.cli.verify_command",
         "prove that each container has the GPUs it was granted, and no others",
         "Compares every running container's OCI spec, mounts, environment and the kernel's device rules with its\n"
-        "signed grant; beside an observer (`nri-gpu observe`), the device rules with what the kubelet, claims, CDI and\n"
-        "Docker gave. Needs root. Exits 1 when one differs, 69 or 77 when something could not be seen. Example:\n"
+        "signed grant; beside an observer (`nri-gpu observe`), the device rules with what the kubelet, claims, CDI\n"
+        "and Docker gave. Needs root. Exits 1 when one differs, 69 or 77 when something could not be seen. Example:\n"
         "  nri-gpu verify",
         (
             _dropped("--watch", "run `nri-gpu verify` from a timer, and read its exit code"),
