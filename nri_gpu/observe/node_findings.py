@@ -17,11 +17,10 @@ from nri_gpu.observe.joined_node import JoinedNode
 from nri_gpu.observe.looks import SeenContainer
 from nri_gpu.observe.observed_allocations import LEGACY_HOOK, short_name, who
 from nri_gpu.observe.unit_access import UnitAccess
-from nri_gpu.observe.use_findings import finding
+from nri_gpu.observe.use_findings import NAMED_MAX, finding
 from nri_gpu.stray.judge import usual_node
 from nri_gpu.verify.oci_bundles import STARTING_S
 
-NAMED_MAX: Final = 4  # pods or nodes in a sentence
 XID_S: Final = 86_400.0  # so long an XID is a finding
 _OUGHT: Final[Mapping[ActionClass, str]] = {
     ActionClass.RESTART: "a program caused it, or met it: see what their logs say, and create them again if they hang",

@@ -99,7 +99,7 @@ def allotments(
         found += _of_container(container, listed, access, inventory, numbers)
     for (namespace, pod, name), devices in left.items():
         nobody = SeenContainer(id=ContainerId(""), runtime="", namespace=namespace, pod=pod, name=name)
-        found += filter(_may_be_gpu, _listed(nobody, devices, inventory))
+        found += filter(_may_be_gpu, _listed(nobody, devices, access, inventory))
     return tuple(found)
 
 
@@ -111,7 +111,7 @@ def _of_container(
     open_: frozenset[DeviceNumber],
 ) -> Iterator[Allotment]:
     """Yield what the kubelet listed for a container first, then what else it has."""
-    by_kubelet = [*_listed(container, listed, inventory)]
+    by_kubelet = [*_listed(container, listed, access, inventory)]
     own, by = _own(container, access, inventory, open_)
     own -= frozenset(each.uuid for each in by_kubelet if each.uuid)
     if not own or by != NOT_KNOWN:  # else any driver may have given these nodes
@@ -129,8 +129,10 @@ def _of_container(
         yield Allotment(container=container, by=by, unseen=container.fault or "its device rules show no GPU")
 
 
-def _listed(container: SeenContainer, devices: Iterable[GivenDevice], inventory: Inventory) -> Iterator[Allotment]:
-    access, absent = UnitAccess(inventory), "" if container.id else NOWHERE
+def _listed(
+    container: SeenContainer, devices: Iterable[GivenDevice], access: UnitAccess, inventory: Inventory
+) -> Iterator[Allotment]:
+    absent = "" if container.id else NOWHERE
     for device in devices:
         by, uuids = shown(device.by, NAME_MAX), access.without_cut(resolved(device, inventory))
         if _is_part(device):  # its driver names the whole GPU where NVML tells of no parts

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import time
 from collections import Counter, deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable
 from typing import Final
 
 from nri_gpu.domain.gpu import GpuUuid
 from nri_gpu.domain.health import EventType, GpuEvent
 from nri_gpu.health.event_child import EventChild, EventSink
 from nri_gpu.health.xids import ActionClass, class_of
+from nri_gpu.observe.node_findings import Xids
 from nri_gpu.policy.model import DriverSettings
 from nri_gpu.system.state import NodeState
 
@@ -35,7 +36,7 @@ class ObservedXids:
         return self._child.starts
 
     @property
-    def last(self) -> Mapping[GpuUuid, Sequence[tuple[int, float]]]:
+    def last(self) -> Xids:
         """Return number and time, in seconds since the epoch, of the last XIDs of each GPU, by its UUID."""
         return {uuid: tuple(each) for uuid, each in self._last.items()}
 

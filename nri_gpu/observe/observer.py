@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import math
 import time
-from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import Final
@@ -16,7 +16,6 @@ from msgspec.structs import replace
 
 from nri_gpu.daemon.answers import ObserverStatus, StrayStatus
 from nri_gpu.domain.container import ContainerId
-from nri_gpu.domain.gpu import GpuUuid
 from nri_gpu.domain.node import Inventory, Majors
 from nri_gpu.health.gpu_record import Moment
 from nri_gpu.nri.list_size import ListedContainer
@@ -24,6 +23,7 @@ from nri_gpu.observe.finding_log import log_findings
 from nri_gpu.observe.given import NO_KUBELET, Given
 from nri_gpu.observe.looker import PROCESSES
 from nri_gpu.observe.looks import Look
+from nri_gpu.observe.node_findings import Xids
 from nri_gpu.observe.observed import Observed, observed_after
 from nri_gpu.system.folder_watch import FolderWatch
 from nri_gpu.system.state import Changed, NodeState
@@ -34,7 +34,6 @@ FRESH_S: Final = 10.0  # as old as a look may be for somebody who asks
 FRESH_WAIT_S: Final = 3.0  # for an answer to wait for a look
 
 AWAY: Final = "the kubelet's socket is gone, so what it gave is shown as it was: it may be starting again"
-Xids = Mapping[GpuUuid, Sequence[tuple[int, float]]]
 
 
 class Senses(Struct, frozen=True, kw_only=True):
