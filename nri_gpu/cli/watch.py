@@ -21,7 +21,6 @@ from nri_gpu.daemon.answers import DaemonStatus
 from nri_gpu.domain.decision import Refused
 from nri_gpu.domain.errors import CommandError, Exit
 from nri_gpu.domain.health import NO_HISTORY, Happened
-from nri_gpu.domain.observed import FindingKind
 
 ASK_S: Final = 1.0  # between two questions to the daemon
 RECENT: Final = 20  # changes on a terminal
@@ -123,8 +122,10 @@ def changes(before: DaemonStatus, after: DaemonStatus, now: float) -> Iterator[H
     )
     yield from (_happened(now, HELD, f"GPU {p} is {who}", u) for (u, p, who) in are if (u, p, who) not in were)
     were_wrong, wrong = _wrong(before, now), _wrong(after, now)
-    yield from (_happened(now, FAULT, f"no longer: {each}") for each in were_wrong if each not in wrong)
-    yield from (_happened(now, FAULT, each, worse=True) for each in wrong if each not in were_wrong)
+    over = (each for about, each in were_wrong.items() if about not in wrong)
+    yield from (_happened(now, FAULT, f"no longer: {each}") for each in over)
+    come = (each for about, each in wrong.items() if about not in were_wrong)
+    yield from (_happened(now, FAULT, each, worse=True) for each in come)
 
 
 def _refused(each: Refused) -> Happened:
@@ -143,14 +144,18 @@ def _held(status: DaemonStatus) -> dict[tuple[str, str, str], None]:
     return held
 
 
-def _wrong(status: DaemonStatus, now: float) -> list[str]:
-    """Return what keeps the daemon from granting, what to mend, and stray use, but no transition (inventory fault)."""
-    stray = [f"stray use: {each.message}" for each in status.stray.findings]
-    if status.observer:  # how many looks found a GPU unopened changes with each of them
-        found = (each for each in status.observer.findings if each.kind != FindingKind.UNOPENED)
-        stray = [f"{each.kind}: {each.message}" for each in found]
-    granting = faults(replace(status, node=replace(status.node, inventory_fault="")), Times(now))
-    return [*granting, *to_mend(status), *stray]
+def _wrong(status: DaemonStatus, now: float) -> dict[object, str]:
+    """Map what it is about to what keeps the daemon from granting, what to mend, stray use and an observer's findings.
+
+    No transition is among them (inventory fault).
+    """
+    told = faults(replace(status, node=replace(status.node, inventory_fault="")), Times(now)) + to_mend(status)
+    if not status.observer:
+        return {each: each for each in (*told, *(f"stray use: {each.message}" for each in status.stray.findings))}
+    from nri_gpu.observe.use_findings import subject  # only beside an observer
+
+    wrong: dict[object, str] = {each: each for each in told}
+    return wrong | {subject(each): f"{each.kind}: {each.message}" for each in status.observer.findings}
 
 
 def _happened(at_s: float, kind: str, what: str, uuid: str = "", *, worse: bool = False) -> Happened:

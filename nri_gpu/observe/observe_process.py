@@ -194,7 +194,7 @@ class ObserveProcess:
         self._policy_watch = PolicyWatch(file, self._reload)
 
     async def run(self) -> Exit:
-        """Observe until SIGTERM, SIGINT, or where it does not stay until there is a daemon."""
+        """Observe until SIGTERM or SIGINT. One that does not stay ends as well where a daemon runs."""
         asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, self._reload)
         self._liveness.keep(lambda: self._waits or self._observer.ready)
         return await run_until_told(asyncio.create_task(self._serve()), self._notifier)

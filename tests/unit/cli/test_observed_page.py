@@ -121,12 +121,19 @@ FINDING = ObservedFinding(kind=FindingKind.TWICE, message="was given twice", nam
 
 
 def test_watch_tells_findings_as_they_come() -> None:
-    """But for what is found anew at each look: how many looks saw a GPU closed."""
+    """Each once: how many looks saw a GPU closed, and who else has it, changes what is said of a finding."""
     late = ObservedFinding(kind=FindingKind.UNOPENED, message="in 3 looks")
-    answers = iter([status(), status(findings=(FINDING, late))])
+    later = replace(late, message="in 4 looks"), replace(FINDING, message="was given twice, and to others")
+    answers = iter([status(), status(findings=(FINDING, late)), status(findings=later), status()])
     seen = moments(lambda: ({}, next(answers)), clock=lambda: NOW, sleep=lambda _: None)
     next(seen)
     told = next(seen).changes
     assert told is not None
-    assert [each.what for each in told] == ["given-twice: was given twice"]
-    assert replace(told[0], what="").worse
+    assert [each.what for each in told] == ["given-twice: was given twice", "never-opened: in 3 looks"]
+    assert told[0].worse
+    assert next(seen).changes == ()
+    gone = next(seen).changes or ()
+    assert [each.what for each in gone] == [
+        "no longer: never-opened: in 4 looks",
+        "no longer: given-twice: was given twice, and to others",
+    ]
