@@ -180,9 +180,10 @@ VERBS: Final = (
         "observe",
         "nri_gpu.cli.observe_command",
         "show who was given which GPU and who uses it, beside any stack, and change nothing",
-        "For nodes where something else allocates GPUs: another device plugin, a DRA driver, Docker. It never\n"
-        "connects to NRI, grants and refuses nothing, and writes nothing but its run folder. `status`, `verify` and\n"
-        "`doctor` ask it where no daemon answers; with a daemon on the node it waits. SIGHUP reads the policy again.\n"
+        "For nodes where something else allocates GPUs: another device plugin, a DRA driver, Docker. Needs root. It\n"
+        "never connects to NRI, grants and refuses nothing, and writes nothing but its run folder. `status`, `verify`\n"
+        "and `doctor` ask it where no daemon answers. With a daemon on the node it waits; in a terminal it ends.\n"
+        "SIGHUP reads the policy again.\n"
         "Example:\n"
         "  nri-gpu observe",
         (
