@@ -58,10 +58,9 @@ def observed_table(status: DaemonStatus, observer: ObserverStatus, times: Times,
 def _given(each: AllocationStatus, times: Times) -> dict[str, str | Line]:
     since_s = each.since_s if each.began_s is None else each.began_s
     since = "-" if since_s is None else times.since(since_s)
-    pod = f"{each.namespace}/{each.pod}" if each.pod else f"{each.runtime}/{each.container}"
     shares = f", 1 of {each.shared} replicas" if each.shared else ""
     return {
-        "GIVEN TO": pod,
+        "GIVEN TO": _whose(each),
         "CONTAINER": each.container if each.pod else "-",
         "BY": f"{each.by}{shares}",
         "OPENED": _opened(each, times),
@@ -69,6 +68,10 @@ def _given(each: AllocationStatus, times: Times) -> dict[str, str | Line]:
         "SINCE": since,
         "ASKED": each.asked or "-",
     }
+
+
+def _whose(each: AllocationStatus) -> str:
+    return f"{each.namespace}/{each.pod}" if each.pod else f"{each.runtime}/{each.container}"
 
 
 def _opened(each: AllocationStatus, times: Times) -> str | Line:
@@ -102,9 +105,8 @@ def _unseen(observer: ObserverStatus) -> Iterator[str]:
     whose: dict[str, dict[str, None]] = {}
     for each in observer.allocations:
         if each.unseen:
-            name = f"{each.namespace}/{each.pod}" if each.pod else f"{each.runtime}/{each.container}"
             device = f" ({shown(each.device, DEVICE_MAX)})" if each.device and not each.gpu_uuid else ""
-            whose.setdefault(each.unseen, {})[shown(name, NAME_MAX) + device] = None
+            whose.setdefault(each.unseen, {})[shown(_whose(each), NAME_MAX) + device] = None
     yield from (f"{listed(names)}: {why}" for why, names in [*whose.items()][:SHOWN])
 
 

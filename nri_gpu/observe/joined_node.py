@@ -13,8 +13,7 @@ from nri_gpu.domain.container import ContainerId, DeviceNumber
 from nri_gpu.domain.gpu import GpuUuid
 from nri_gpu.domain.node import Inventory
 from nri_gpu.domain.text import listed
-from nri_gpu.observe.looker import USES_MAX
-from nri_gpu.observe.looks import SeenContainer
+from nri_gpu.observe.looks import USES_MAX, SeenContainer
 from nri_gpu.observe.observed_allocations import NO_UNITS, Allotment, Numbers, short_name
 from nri_gpu.observe.unit_access import UnitAccess
 from nri_gpu.policy.forms import Globs

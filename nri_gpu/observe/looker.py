@@ -15,13 +15,12 @@ from nri_gpu.domain.container import ContainerId
 from nri_gpu.domain.errors import NriGpuError, fault_of
 from nri_gpu.domain.node import Inventory
 from nri_gpu.injection.device_numbers import device_numbers
-from nri_gpu.observe.looks import Line, Look, SeenContainer, Unseen
+from nri_gpu.observe.looks import USES_MAX, Line, Look, SeenContainer, Unseen
 from nri_gpu.observe.runtime_table import DOCKER, PODMAN
 from nri_gpu.stray.uses import Extent, Use
 from nri_gpu.system.child import python, run
 
 LOOK_LIMIT_S: Final = 20.0
-USES_MAX: Final = 4096  # processes that are kept: a container may have any number of them, in cgroups of its own
 PROCESSES: Final = "processes"  # as of `Unseen.what`
 ALL: Final = "look"  # likewise: nothing was seen
 HIDDEN: Final = (

@@ -5,10 +5,14 @@ Everything in them that a container or an image chose is untrusted text.
 
 from __future__ import annotations
 
+from typing import Final
+
 from msgspec import Struct
 
 from nri_gpu.domain.container import ContainerId, DeviceNumber
 from nri_gpu.stray.uses import Extent, Use
+
+USES_MAX: Final = 4096  # processes that are kept: a container may have any number of them, in cgroups of its own
 
 
 class DeviceRequest(Struct, frozen=True, kw_only=True):
@@ -51,7 +55,7 @@ class SeenContainer(Struct, frozen=True, kw_only=True, tag="container"):
 class Unseen(Struct, frozen=True, tag="unseen"):
     """Something that could not be looked at. sentence: what and why, and what to do."""
 
-    what: str  # `bundles`, `processes`, `rules`
+    what: str  # `bundles`, `processes`, `rules`, `look`
     sentence: str
 
 

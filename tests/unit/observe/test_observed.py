@@ -15,8 +15,7 @@ from nri_gpu.domain.node import Inventory
 from nri_gpu.domain.observed import FindingKind
 from nri_gpu.health.gpu_record import Moment
 from nri_gpu.observe.given import Given
-from nri_gpu.observe.looker import USES_MAX
-from nri_gpu.observe.looks import DeviceRequest, Look
+from nri_gpu.observe.looks import USES_MAX, DeviceRequest, Look
 from nri_gpu.observe.observed import Observed
 from nri_gpu.policy.forms import Globs
 from nri_gpu.policy.model import ForeignSettings, Policy
