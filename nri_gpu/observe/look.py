@@ -31,7 +31,7 @@ from nri_gpu.system.proc import has_hosts_pids, name_process
 from nri_gpu.verify.in_kernel import DeviceFilter, Kernel, UnmountedError
 
 RULES: Final = "rules"  # as of `Unseen.what`
-_NEEDS: Final = "reading them needs root on the host, and in a pod a privileged one (chart: observe.nvml=true)"
+_NEEDS: Final = "`nri-gpu verify` by root on the host reads them, or a privileged pod (chart: observe.nvml=true)"
 
 
 class Wish(Struct, frozen=True, kw_only=True):
