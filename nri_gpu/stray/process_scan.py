@@ -50,6 +50,7 @@ NICE: Final = 10
 _ALONE: Final = 3
 HOLDERS_MAX: Final = 256  # processes of one cgroup with one node, which are named
 _LIBCUDA_FILE: Final = b"/libcuda.so"
+_USERS: Final = "ns/user"  # the user namespace of a process
 _NO_NUMBER: Final = (-1, -1)  # stands for the mapped library where processes of a cgroup are counted
 
 
@@ -155,10 +156,16 @@ def _stat(pid: int) -> Stat:
 
 
 def _program(thread: Path) -> str:
+    """Return a program's path, in brackets where its user could choose it, so that no exception holds.
+
+    With a user namespace anybody mounts a program over another; a path beyond 4096 bytes is not shown, and the name of
+    a process is its own choice.
+    """
     try:
-        return os.fsencode(os.readlink(thread / "exe"))[:PATH_MAX].decode(errors="replace")  # noqa: PTH115
+        path = os.fsencode(os.readlink(thread / "exe"))[:PATH_MAX].decode(errors="replace")  # noqa: PTH115
+        return path if os.readlink(thread / _USERS) == os.readlink(PROC / "self" / _USERS) else f"[{path}]"  # noqa: PTH115
     except OSError:
-        return _text(f"{thread}/comm").strip()
+        return f"[{_text(f'{thread}/comm').strip()}]"
 
 
 def _cgroups(thread: Path) -> tuple[str, ...]:

@@ -147,6 +147,54 @@ def test_an_odd_name_changes_nothing(tmp_path: Path) -> None:
         assert scanned()[0][process.pid].started == process.started
 
 
+IN_ANOTHERS_PLACE: Final = """\
+import os, subprocess, sys, time
+number = os.open(sys.argv[1], os.O_RDWR)
+script = 'mount --bind "$(realpath "$(command -v sleep)")" "$0" && exec "$0" 60'
+child = subprocess.Popen(["unshare", "-rm", "sh", "-c", script, os.path.realpath("/bin/true")], pass_fds=[number])
+while os.readlink(f"/proc/{child.pid}/exe") != os.path.realpath("/bin/true"):
+    assert child.poll() is None
+    time.sleep(0.01)
+print("open", flush=True)
+sys.stdin.read()
+child.kill()
+child.wait()
+"""
+
+
+def test_a_program_that_a_user_mounted_over_another_is_not_that_one(tmp_path: Path) -> None:
+    with holding(tmp_path, FULL, script=IN_ANOTHERS_PLACE):
+        programs = {each.program for each in scanned()[0].values()}
+    path = Path("/bin/true").resolve()
+    assert f"[{path}]" in programs
+    assert str(path) not in programs
+
+
+DEEP: Final = """\
+import os, shutil, subprocess, sys
+number = os.open(sys.argv[1], os.O_RDWR)
+os.chdir(os.path.dirname(sys.argv[1]))
+for _ in range(25):
+    os.mkdir("d" * 200)
+    os.chdir("d" * 200)
+shutil.copy(os.path.realpath(shutil.which("sh")), "program")
+command = ["./program", "-c", "printf /usr/bin/Xorg > /proc/self/comm; echo; read end"]
+child = subprocess.Popen(command, pass_fds=[number], stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+child.stdout.readline()
+print("open", flush=True)
+sys.stdin.read()
+child.kill()
+child.wait()
+"""
+
+
+def test_a_path_that_proc_does_not_show_is_no_other_programs(tmp_path: Path) -> None:
+    with holding(tmp_path, FULL, script=DEEP):
+        programs = {each.program for each in scanned()[0].values()}
+    assert "[/usr/bin/Xorg]" in programs
+    assert "/usr/bin/Xorg" not in programs
+
+
 def test_a_cgroups_name_is_no_line_of_its_own(tmp_path: Path) -> None:
     """Who may make cgroups below its own may name them with all but a newline."""
     with (
