@@ -27,8 +27,7 @@ from nri_gpu.observe.runtime_table import (
 from nri_gpu.system.cgroups import cgroups_of
 from nri_gpu.system.storage import below, is_there
 from nri_gpu.system.untrusted_files import folders_in, opened_folder, read_in
-from nri_gpu.verify.oci_bundles import CRIO as CRIO_MANAGER
-from nri_gpu.verify.oci_bundles import MANAGER, STATES, Bundle, read_bundles, read_pid, with_spec
+from nri_gpu.verify.oci_bundles import STATES, Bundle, read_bundles, read_pid, with_spec
 from nri_gpu.verify.oci_spec import Spec, spec_decoder
 
 ASKED, CAPABILITIES = "NVIDIA_VISIBLE_DEVICES", "NVIDIA_DRIVER_CAPABILITIES"
@@ -36,6 +35,7 @@ VARIABLES: Final = frozenset({ASKED, CAPABILITIES})
 DETAILS_MAX: Final = 1 << 20  # bytes of a file of Docker's
 FAULTS_MAX: Final = 16  # containers that are named one by one
 BUNDLES: Final = "bundles"  # as of `Unseen.what`
+_CRIO_CGROUP: Final = "crio-"  # begins the name of a container's cgroup. CRI-O: internal/config/cgmgr, scopePrefix
 _DECODER: Final = spec_decoder(VARIABLES)
 
 
@@ -145,12 +145,15 @@ def _of_storage(root: Path, unseen: list[Unseen]) -> Iterator[Found]:
 
 def _of_userdata(id_: str, above: int, kept: Iterable[Path]) -> Found | None:
     """Return the container of a folder if it has a process. kept: folders where its spec may lie as well."""
-    bundle = Bundle(id_, "")
+    bundle = Bundle(id_, PODMAN)
     try:
         with opened_folder("userdata", above) as folder:
             bundle = replace(bundle, pid=read_pid(folder, "pidfile"))
-            if not any(id_ in path for path in cgroups_of(bundle.pid).values()):
+            cgroups = cgroups_of(bundle.pid).values()
+            if not any(id_ in path for path in cgroups):
                 return None  # another process has the pid of one that has ended
+            if any(f"{_CRIO_CGROUP}{id_}" in path for path in cgroups):
+                bundle = replace(bundle, namespace=CRIO)
             with suppress(FileNotFoundError):
                 return _named(with_spec(bundle, folder, _DECODER))
         for path in kept:
@@ -171,6 +174,5 @@ def _of_userdata(id_: str, above: int, kept: Iterable[Path]) -> Found | None:
 
 
 def _named(bundle: Bundle) -> Found:
-    """Return the container with its runtime."""
-    crio = (bundle.spec.annotations or {}).get(MANAGER) == CRIO_MANAGER
-    return Found(bundle=replace(bundle, namespace=CRIO if crio else PODMAN), runtime=CRIO if crio else PODMAN)
+    """Return the container with its runtime, by its cgroup: Podman takes any annotation that its user gives."""
+    return Found(bundle=bundle, runtime=bundle.namespace)

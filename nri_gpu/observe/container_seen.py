@@ -11,7 +11,7 @@ from nri_gpu.domain.names import is_nvidia_device
 from nri_gpu.driver.table import VERSION
 from nri_gpu.observe.bundles import ASKED, CAPABILITIES, Found
 from nri_gpu.observe.looks import DeviceRequest, SeenContainer
-from nri_gpu.observe.runtime_table import DOCKER, PODMAN
+from nri_gpu.observe.runtime_table import CONTAINERD, CRI, CRIO
 from nri_gpu.verify.oci_bundles import NAME_MAX
 from nri_gpu.verify.oci_spec import Spec, SpecRule
 
@@ -56,7 +56,8 @@ def seen_container(
     bundle, spec = found.bundle, found.bundle.spec
     nodes = {(node.major, node.minor) for node in spec.nodes}
     cdi = [name for key, text in (spec.annotations or {}).items() if key.startswith(_CDI) for name in text.split(",")]
-    in_pod = found.runtime not in (DOCKER, PODMAN)  # their annotations are free text
+    # The runtimes of pods write these annotations; of Docker, Podman and nerdctl they are free text.
+    in_pod = found.runtime == CRIO or (found.runtime == CONTAINERD and bundle.namespace == CRI)
     faults = [each for each in (bundle.fault, found.fault, "" if bundle.fault else fault) if each]
     seen = SeenContainer(
         id=ContainerId(bundle.id),

@@ -19,6 +19,7 @@ from nri_gpu.verify.oci_bundles import STATES, TASKS
 
 CONTAINERD, DOCKER, PODMAN, CRIO = "containerd", "Docker", "Podman", "CRI-O"
 MOBY: Final = "moby"  # Docker's namespace in containerd
+CRI: Final = "k8s.io"  # that of pods. containerd: internal/cri/constants, K8sContainerdNamespace
 
 
 class Layout(StrEnum):

@@ -85,3 +85,18 @@ def test_podman(tmp_path: Path) -> None:
         ids = [podman.run("--device", f"nvidia.com/gpu={index}") for index in range(3)]
         agent = podman.run("--privileged")
         check(look(podman.base), {id_: id_[:12] for id_ in ids}, agent)
+
+
+def test_podman_names_no_pod() -> None:
+    """A container that claims to be CRI-O's, of a pod that may use all GPUs, is Podman's."""
+    claims = {
+        "io.container.manager": "cri-o",
+        "io.kubernetes.pod.namespace": "gpu-operator",
+        "io.kubernetes.pod.name": "nvidia-dcgm-exporter-x",
+    }
+    with Podman() as podman:
+        podman.load()
+        words = (f"--annotation={key}={value}" for key, value in claims.items())
+        id_ = podman.run("--privileged", *words)
+        [seen] = look(podman.base).containers
+    assert (seen.id, seen.runtime, seen.namespace, seen.pod) == (id_, "Podman", "", "")

@@ -166,8 +166,8 @@ async def test_a_container_of_podman(tmp_path: Path, contained: int) -> None:
     assert (found.runtime, found.name, found.pid, found.nodes) == (PODMAN, ID[:12], contained, (FULL,))
 
 
-async def test_a_container_of_cri_o(tmp_path: Path, contained: int) -> None:
-    """After its sources. Annotations of the pod are on it, too, and say nothing by containerd's keys."""
+async def test_a_container_of_cri_o(tmp_path: Path) -> None:
+    """After its sources, by its cgroup. Annotations of the pod are on it, too, and say nothing by containerd's keys."""
     annotations = {
         "io.container.manager": "cri-o",
         "io.kubernetes.cri-o.ContainerType": "container",
@@ -178,8 +178,9 @@ async def test_a_container_of_cri_o(tmp_path: Path, contained: int) -> None:
         "io.kubernetes.pod.uid": "7d2e",
         "io.kubernetes.cri.sandbox-name": "another",
     }
-    userdata(tmp_path, contained, concerned(annotations=annotations), where=RUN)
-    found = await only(tmp_path)
+    with cgroup_of(f"crio-{ID}") as cgroup, holding(tmp_path, FULL, before=into(cgroup)) as process:
+        userdata(tmp_path, process.pid, concerned(annotations=annotations), where=RUN)
+        found = await only(tmp_path)
     assert (found.runtime, found.namespace, found.pod, found.name) == (CRIO, "research", "train", "main")
     assert (found.pod_uid, found.sandbox) == ("7d2e", False)
 

@@ -36,7 +36,7 @@ def seen(runtime: str = CONTAINERD, opens: Any = (), fault: str = "", **fields: 
     faults = fields.pop("fault_of_docker", ""), fields.pop("fault_of_bundle", "")
     of_found = {key: fields.pop(key) for key in ("name", "requests") if key in fields}
     of_bundle = {key: fields.pop(key) for key in ("pid", "written_s") if key in fields}
-    bundle = Bundle(ID, "k8s.io", Spec(**fields), fault=faults[1], **of_bundle)
+    bundle = Bundle(ID, fields.pop("namespace", "k8s.io"), Spec(**fields), fault=faults[1], **of_bundle)
     return seen_container(Found(bundle=bundle, runtime=runtime, fault=faults[0], **of_found), opens, fault, NUMBERS)
 
 
@@ -58,6 +58,12 @@ def test_who_runs_docker_or_podman_names_no_pod(runtime: str, name: str) -> None
     """Their annotations are whatever the command line says."""
     found = sure(runtime=runtime, name=name if runtime == DOCKER else "", annotations=ANNOTATIONS, **HAS)
     assert (found.namespace, found.pod, found.pod_uid, found.name) == ("", "", "", name)
+
+
+def test_who_runs_a_container_by_containerd_alone_names_no_pod() -> None:
+    """`nerdctl --annotation` takes any."""
+    found = sure(namespace="default", annotations=ANNOTATIONS, **HAS)
+    assert (found.namespace, found.pod, found.name) == ("", "", ID[:12])
 
 
 @pytest.mark.parametrize(
