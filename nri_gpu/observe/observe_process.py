@@ -38,7 +38,7 @@ from nri_gpu.policy.model import Policy
 from nri_gpu.records.policy_reload import PolicyWatch
 from nri_gpu.system.capabilities import CHOWN, DAC_READ_SEARCH, SYS_ADMIN, SYS_PTRACE, permits, set_aside
 from nri_gpu.system.child import unkilled
-from nri_gpu.system.liveness import LivenessFile
+from nri_gpu.system.liveness import ALIVE, LivenessFile
 from nri_gpu.system.node_name import node_name
 from nri_gpu.system.service_manager import Notifier, run_until_told
 from nri_gpu.system.state import Changed, NodeState
@@ -47,6 +47,7 @@ from nri_gpu.system.tasks import first_done, set_within
 from nri_gpu.usage.usage_controller import UsageController
 
 LOCK: Final = "lock"  # in the run folder, and in a daemon's state folder
+OURS: Final = frozenset({LOCK, ALIVE, CONTROL_SOCKET})  # files of a run folder
 DAEMON_LOOK_S: Final = 5.0  # between two looks for a daemon
 DRIVER_S: Final = 10.0  # for the driver to answer before the first look
 NODE_PACE: Final = Pace(look_s=10.0)  # nobody waits for a grant: a GPU that came is shown a moment later
@@ -70,6 +71,8 @@ def lock_folder(path: Path) -> int:
     """
     try:
         path.mkdir(mode=0o700, parents=True, exist_ok=True)
+        if why := _not_ours(path):
+            raise RunFolderError(f"run folder {path} {why}: give another --run-dir", Exit.UNAVAILABLE)
         path.chmod(0o700)
         lock = open_lock(path / LOCK)
     except OSError as error:
@@ -82,6 +85,16 @@ def lock_folder(path: Path) -> int:
         sentence = f"another observer{holder} runs with run folder {path}: stop that one, or give another --run-dir"
         raise RunFolderError(sentence, Exit.UNAVAILABLE)
     return lock
+
+
+def _not_ours(path: Path) -> str:
+    """Return why a folder must not be made the observer's, as a clause, or empty. Raises: OSError."""
+    found = path.stat()
+    if found.st_uid != os.geteuid():
+        return f"belongs to user {found.st_uid}"
+    if found.st_mode & 0o067 and {each.name for each in path.iterdir()} - OURS:
+        return "is open to other users and has files that are no observer's, so it would be closed to them"
+    return ""
 
 
 def daemon_in(state_dir: Path) -> str | None:

@@ -239,6 +239,23 @@ def test_containers_that_come_and_go_are_seen_without_a_question(folder: Path, l
         wait_for("the container to go", lambda: given() == [], WAIT_S)
 
 
+@AS_ROOT
+def test_a_folder_that_is_not_its_own_is_left_alone(folder: Path) -> None:
+    """Not /run or /tmp by mistake, and not one whose owner could put another socket there."""
+    shared, others = folder / "shared", folder / "others"
+    for each in (shared, others):
+        each.mkdir()
+        each.chmod(0o755)
+    (shared / "file").touch()
+    os.chown(others, 65534, 65534)
+    for path, why in ((shared, "is open to other users and has files"), (others, "belongs to user 65534")):
+        command = [sys.executable, "-m", "nri_gpu", "observe", "--gpus", str(FOUR_GPUS), "--run-dir", str(path)]
+        done = subprocess.run(command, env=ENVIRONMENT, capture_output=True, text=True, timeout=WAIT_S, check=False)
+        assert (done.returncode, stat.S_IMODE(path.stat().st_mode)) == (Exit.UNAVAILABLE, 0o755)
+        assert f"run folder {path} {why}" in done.stderr
+        assert not (path / "lock").exists()
+
+
 def test_options_that_are_wrong(folder: Path, launch: Launch) -> None:
     taken = folder / "file"
     taken.write_text("")
