@@ -15,7 +15,7 @@ from nri_gpu.observe.runtime_table import CONTAINERD, CRI, CRIO
 from nri_gpu.verify.oci_bundles import NAME_MAX
 from nri_gpu.verify.oci_spec import Spec, SpecRule
 
-TEXT_MAX: Final = 1024  # characters of a variable's value
+TEXT_MAX: Final = 256  # characters of a variable's value
 NAMES_MAX: Final = 64  # devices by name: of an annotation, of a request
 REQUESTS_MAX: Final = 16
 NODES_MAX: Final = 256

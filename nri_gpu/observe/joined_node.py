@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from functools import cached_property
 
 from msgspec import Struct
@@ -13,7 +13,7 @@ from nri_gpu.domain.container import ContainerId, DeviceNumber
 from nri_gpu.domain.gpu import GpuUuid
 from nri_gpu.domain.node import Inventory
 from nri_gpu.domain.text import listed
-from nri_gpu.observe.looks import USES_MAX, SeenContainer
+from nri_gpu.observe.looks import SeenContainer
 from nri_gpu.observe.observed_allocations import NO_UNITS, Allotment, Numbers, short_name
 from nri_gpu.observe.unit_access import UnitAccess
 from nri_gpu.policy.forms import Globs
@@ -39,12 +39,10 @@ def open_numbers(containers: Iterable[SeenContainer], uses: Iterable[Use]) -> Nu
     return {id_: frozenset(numbers) for id_, numbers in found.items()}
 
 
-def closed_containers(
-    containers: Iterable[SeenContainer], extent: Extent | None, uses: Sequence[Use]
-) -> frozenset[ContainerId]:
-    """Return the containers of which a look at processes may have missed open files. uses: all that it kept."""
+def closed_containers(containers: Iterable[SeenContainer], extent: Extent | None) -> frozenset[ContainerId]:
+    """Return the containers of which a look at processes may have missed open files."""
     ids = frozenset(each.id for each in containers)
-    if extent is None or not extent.whole or len(extent.closed_in) >= CLOSED_MAX or len(uses) >= USES_MAX:
+    if extent is None or not extent.whole or len(extent.closed_in) >= CLOSED_MAX:
         return ids
     known = SeenIds(ids)
     return frozenset(id_ for path in extent.closed_in if (id_ := container_of([path], known)))

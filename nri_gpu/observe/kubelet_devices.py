@@ -21,6 +21,7 @@ from msgspec import Struct
 
 from nri_gpu.domain.errors import NriGpuError
 from nri_gpu.domain.text import counted
+from nri_gpu.observe.fair_share import fair_share
 from nri_gpu.observe.given import NO_KUBELET, Given, GivenDevice, PodContainer
 from nri_gpu.stray.allocated import AllocationsUnknownError, answer_of_child, asked, has_kubelet
 from nri_gpu.system.capabilities import set_aside
@@ -30,7 +31,8 @@ from nri_gpu.system.storage import stat_of
 if TYPE_CHECKING:
     from nri_gpu._pb import podresources_pb2 as pb
 
-DEVICES_MAX: Final = 16_384  # 16 GPUs, each shared by 48 replicas, are 768
+DEVICES_MAX: Final = 4096  # 16 GPUs, each shared by 48 replicas, are 768
+LIST_BYTES_MAX: Final = 1 << 20  # of all of them as they are printed: the observer holds them
 TEXT_MAX: Final = 512  # characters; Kubernetes' own names have at most 253
 CDI_MAX: Final = 64  # names of one device
 # Resources of NVIDIA's whose ids may be plain numbers; others of its domain are network cards and virtual machines'.
@@ -74,8 +76,12 @@ def given_of(text: bytes, at: float) -> Given:
 def printed(answer: pb.ListPodResourcesResponse) -> bytes:
     """Return the devices that may be GPUs, each once: a pod that is over may be listed beside its successor."""
     every = dict.fromkeys(each for each in _each(answer) if _may_be_gpu(each[1]))
-    kept = [each for each in every if _fits(*each)][:DEVICES_MAX]
+    kept = fair_share(filter(lambda each: _fits(*each), every), lambda each: each[0][:2], LIST_BYTES_MAX, _size)
     return msgspec.json.encode(_Listed(kept, len(every) - len(kept)))
+
+
+def _size(listed: tuple[PodContainer, GivenDevice]) -> int:
+    return max(LIST_BYTES_MAX // DEVICES_MAX, len(msgspec.json.encode(listed)))
 
 
 def _each(answer: pb.ListPodResourcesResponse) -> Iterator[tuple[PodContainer, GivenDevice]]:

@@ -19,19 +19,25 @@ from typing import Final
 
 import msgspec
 from msgspec import Struct
+from msgspec.structs import replace
 
 from nri_gpu.domain.container import DeviceNumber
 from nri_gpu.domain.errors import UnseenError
 from nri_gpu.observe.bundles import Found, found_containers
 from nri_gpu.observe.container_seen import Numbers, seen_container
+from nri_gpu.observe.fair_share import fair_share
 from nri_gpu.observe.looks import Line, Unseen
 from nri_gpu.stray.process_scan import NICE, scan
+from nri_gpu.stray.uses import CLOSED_MAX, Extent, Use
 from nri_gpu.system.cgroups import DEVICES, cgroups_of
 from nri_gpu.system.proc import has_hosts_pids, name_process
 from nri_gpu.verify.in_kernel import DeviceFilter, Kernel, UnmountedError
 
 RULES: Final = "rules"  # as of `Unseen.what`
-_NEEDS: Final = "`nri-gpu verify` by root on the host reads them, or a privileged pod (chart: observe.nvml=true)"
+PROCESSES: Final = "processes"  # likewise
+USES_MAX: Final = 4096  # processes that are kept: a container may have any number of them, in cgroups of its own
+USES_BYTES_MAX: Final = 2 << 20  # of all of them: the path of each may have a thousand
+_NEEDS: Final = "reading them needs root on the host, and in a pod a privileged one (chart: observe.nvml=true)"
 
 
 class Wish(Struct, frozen=True, kw_only=True):
@@ -121,7 +127,25 @@ def look(wish: Wish) -> Iterator[Line]:
     yield from unseen
     yield from rules.unseen()
     if wish.processes:
-        yield from scan(wish.owner, numbers.majors)
+        yield from bounded(scan(wish.owner, numbers.majors))
+
+
+def bounded(found: Iterator[Use | Extent]) -> Iterator[Line]:
+    """Yield the processes that fit, and count the rest. What is not known of these is not known of their cgroups."""
+    *uses, extent = found
+    assert isinstance(extent, Extent)
+    users = [use for use in uses if isinstance(use, Use)]
+    kept = fair_share(users, lambda use: use.cgroups, USES_BYTES_MAX, _size)
+    yield from kept
+    if left := {*users}.difference(kept):
+        yield Unseen(PROCESSES, f"{len(left)} more processes that have a node open")
+        cut = {*extent.closed_in}.union(*(use.cgroups for use in left))
+        extent = replace(extent, closed_in=tuple(sorted(cut)[:CLOSED_MAX]))
+    yield extent
+
+
+def _size(use: Use) -> int:
+    return max(USES_BYTES_MAX // USES_MAX, len(msgspec.json.encode(use)))
 
 
 def _is_gone(pid: int) -> bool:

@@ -96,9 +96,6 @@ def look_of(at: float, lines: Iterable[Line], before: Iterable[Unseen] = ()) -> 
     uses = [each for each in found if isinstance(each, Use)]
     extent = next((each for each in found if isinstance(each, Extent)), None)
     unseen = [*before, *(each for each in found if isinstance(each, Unseen))]
-    if more := uses[USES_MAX:]:
-        unseen.append(Unseen(PROCESSES, f"{len(more)} more processes that have a node open"))
-        uses = uses[:USES_MAX]
     if extent and not extent.whole:
         unseen.append(Unseen(PROCESSES, HIDDEN))
     if extent and extent.closed:

@@ -19,6 +19,7 @@ from nri_gpu.ledger.holders import ExternalAllocation
 from nri_gpu.ledger.ledger import Ledger, Live
 from nri_gpu.nri.list_size import ListedContainer
 from nri_gpu.observe import node_findings, use_findings
+from nri_gpu.observe.fair_share import fair_share
 from nri_gpu.observe.given import Given, PodContainer
 from nri_gpu.observe.joined_node import JoinedNode, SeenIds, closed_containers, open_numbers
 from nri_gpu.observe.looks import Look, SeenContainer
@@ -55,13 +56,14 @@ class Memory(Struct, frozen=True, kw_only=True):
 
 
 class Observed(Struct, frozen=True, kw_only=True):
-    """The node, as it is known now. quiet: patterns of the users that are no finding."""
+    """The node, as it is known now. quiet: patterns of the users that are no finding. more: findings left out."""
 
     memory: Memory = Memory()
     ledger: Ledger = Ledger()
     containers: Mapping[ContainerId, ListedContainer] = {}
     allocations: tuple[AllocationStatus, ...] = ()
     findings: tuple[ObservedFinding, ...] = ()
+    more: int = 0
     strays: tuple[StrayUse, ...] = ()
     quiet: tuple[str, ...] = ()
 
@@ -88,7 +90,7 @@ def observed_after(
         containers=containers,
         allotments=allotments(containers, given, inventory, open_),
         open_numbers=open_,
-        closed=closed_containers(containers, memory.extent, memory.uses),
+        closed=closed_containers(containers, memory.extent),
         quiet=quiet_patterns(policy),
     )
     strays = _strays(node, uses)
@@ -100,7 +102,8 @@ def observed_after(
         if each.container_id not in users
     )
     tracked = {_key(each): _tracked(each, node, memory, moment, fresh=fresh) for each in node.allotments}
-    found = _findings(node, strays, tracked, policy, moment, xids or {})
+    every = _findings(node, strays, tracked, policy, moment, xids or {})
+    found = fair_share(every, lambda each: (each.kind, each.namespace), FINDINGS_MAX)
     first = {each: memory.first_found_s.get(each, moment.wall_s) for each in map(use_findings.subject, found)}
     return Observed(
         memory=replace(memory, tracked=tracked, first_found_s=first),
@@ -108,6 +111,7 @@ def observed_after(
         containers={each.id: _named(each) for each in containers if not each.sandbox},
         allocations=_allocations(node, tracked, memory, moment),
         findings=tuple(replace(each, since_s=first[use_findings.subject(each)]) for each in found),
+        more=len(every) - len(found),
         strays=strays,
         quiet=node.quiet.patterns,
     )
@@ -216,7 +220,7 @@ def _findings(
         for each in node.allotments
         if each.container.id and not node.is_quiet(each.container) and _is_unopened(tracked[_key(each)], late)
     }
-    found = (
+    return (
         *use_findings.not_given(strays, node),
         *use_findings.privileged(strays, node),
         *use_findings.reachable(node),
@@ -226,7 +230,6 @@ def _findings(
         *node_findings.several_drivers(node),
         *node_findings.xid_findings(node, xids, moment),
     )
-    return found[:FINDINGS_MAX]
 
 
 def _is_unopened(tracked: Tracked, late: float) -> bool:

@@ -17,6 +17,7 @@ from msgspec.structs import replace
 from nri_gpu.daemon.answers import ObserverStatus, StrayStatus
 from nri_gpu.domain.container import ContainerId
 from nri_gpu.domain.node import Inventory, Majors
+from nri_gpu.domain.text import counted
 from nri_gpu.health.gpu_record import Moment
 from nri_gpu.nri.list_size import ListedContainer
 from nri_gpu.observe.finding_log import log_findings
@@ -134,11 +135,12 @@ class Observer:
     def status(self) -> ObserverStatus:
         look, given = self._look, self._given
         unseen = [each.sentence for each in look.unseen] if look else []
+        more = f"{counted(self.observed.more, 'more finding')}: mend those that are shown" if self.observed.more else ""
         return ObserverStatus(
             looked_s=_wall(look.at) if look else None,
             kubelet_s=None if given.at is None else _wall(given.at),
             kubelet=given.kubelet,
-            unseen=tuple(filter(None, (*unseen, given.fault, self._without(), self._fault))),
+            unseen=tuple(filter(None, (*unseen, given.fault, self._without(), self._fault, more))),
             allocations=self.observed.allocations,
             findings=self.observed.findings,
             quiet=self.observed.quiet,

@@ -36,3 +36,8 @@ def test_programs_of_the_host_are_told_apart_by_name_and_not_by_pid() -> None:
 def test_a_look_has_no_more_lines_than_that() -> None:
     many = tuple(replace(UNOPENED, pod=f"pod{number}") for number in range(LINES_MAX + 9))
     assert len(told((), many)) == len(told(many, ())) == LINES_MAX
+
+
+def test_many_of_one_kind_leave_a_line_for_another() -> None:
+    many = tuple(replace(MINER, message=f"host process /{'x' * number}") for number in range(LINES_MAX + 9))
+    assert ("observer finding", "never-opened") in told((), (*many, UNOPENED))

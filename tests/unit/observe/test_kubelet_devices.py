@@ -14,7 +14,15 @@ import pytest
 
 from nri_gpu._pb import podresources_pb2 as pb
 from nri_gpu.observe.given import NO_KUBELET, GivenDevice
-from nri_gpu.observe.kubelet_devices import CDI_MAX, DEVICES_MAX, TEXT_MAX, given_devices, given_of, printed
+from nri_gpu.observe.kubelet_devices import (
+    CDI_MAX,
+    DEVICES_MAX,
+    LIST_BYTES_MAX,
+    TEXT_MAX,
+    given_devices,
+    given_of,
+    printed,
+)
 from tests.support import builders as make
 from tests.support.podresources import PodResourcesServer
 
@@ -85,6 +93,21 @@ def test_what_is_beyond_the_limits_is_counted_and_left_out(found: pb.ListPodReso
     given = given_of(printed(found), 1.0)
     assert "1 device" in given.fault
     assert len(given.devices.get(NAMES, ())) in (0, DEVICES_MAX)
+
+
+def test_a_pods_many_devices_leave_room_for_other_pods() -> None:
+    found = answer(*((GPU, f"GPU-{number}") for number in range(DEVICES_MAX + 1)))
+    found.pod_resources.add(namespace="ml", name="small").containers.add(name="main").devices.add(
+        resource_name=GPU, device_ids=["GPU-0"]
+    )
+    given = given_of(printed(found), 1.0)
+    assert ("ml", "small", "main") in given.devices
+    assert "2 devices" in given.fault
+
+
+def test_devices_of_long_names_take_no_more_memory() -> None:
+    ids = ("GPU-" + f"{number:08}" * (TEXT_MAX // 8 - 1) for number in range(DEVICES_MAX))
+    assert len(printed(answer(*((GPU, each) for each in ids)))) <= LIST_BYTES_MAX + DEVICES_MAX
 
 
 async def test_devices_that_are_left_out_are_a_fault_beside_the_others(folder: Path) -> None:

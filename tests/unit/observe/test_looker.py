@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from typing import Final
 
+import msgspec
 import pytest
 
 from nri_gpu.domain.container import ContainerId
+from nri_gpu.observe.look import USES_BYTES_MAX, USES_MAX, bounded
 from nri_gpu.observe.looker import HIDDEN, look_of, rootless
-from nri_gpu.observe.looks import USES_MAX, SeenContainer, Unseen
+from nri_gpu.observe.looks import SeenContainer, Unseen
 from nri_gpu.observe.runtime_table import CONTAINERD, DOCKER, PODMAN
 from nri_gpu.stray.judge import container_of
 from nri_gpu.stray.uses import Extent, Use
@@ -67,10 +69,21 @@ def test_a_reach_that_is_not_whole_is_told(extent: Extent, sentences: list[str])
     assert {each.what for each in found} <= {"processes"}
 
 
-def test_of_too_many_processes_the_rest_is_counted() -> None:
-    look = look_of(0.0, [used("/a")] * (USES_MAX + 3))
-    assert len(look.uses) == USES_MAX
-    assert look.unseen == (Unseen("processes", "3 more processes that have a node open"),)
+def test_processes_beyond_the_limit_are_counted_and_the_few_of_others_are_kept() -> None:
+    """A container has as many as it likes; what is left out of it is not known of it, and of no other."""
+    uses = [Use(pid, 1, "/bin/x", ("/many",), ((195, 0),)) for pid in range(USES_MAX + 2)]
+    lines = [*bounded(iter([*uses, used("/one"), Extent(9, 0, True)]))]
+    *kept, unseen, extent = lines
+    assert (len(kept), kept[-1]) == (USES_MAX, used("/one"))
+    assert unseen == Unseen("processes", "3 more processes that have a node open")
+    assert extent == Extent(9, 0, True, closed_in=("/many",))
+
+
+def test_processes_of_long_names_take_no_more_memory() -> None:
+    uses = [Use(pid, 1, "\N{PILE OF POO}" * 256, ("/many",), ()) for pid in range(USES_MAX)]
+    kept = [each for each in bounded(iter([*uses, Extent(9, 0, True)])) if isinstance(each, Use)]
+    assert 0 < len(msgspec.json.encode(kept)) <= USES_BYTES_MAX + USES_MAX
+    assert len(kept) < USES_MAX
 
 
 class _Known(frozenset[ContainerId]):

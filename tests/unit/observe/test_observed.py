@@ -15,8 +15,8 @@ from nri_gpu.domain.node import Inventory
 from nri_gpu.domain.observed import FindingKind
 from nri_gpu.health.gpu_record import Moment
 from nri_gpu.observe.given import Given
-from nri_gpu.observe.looks import USES_MAX, DeviceRequest, Look
-from nri_gpu.observe.observed import Observed
+from nri_gpu.observe.looks import DeviceRequest, Look
+from nri_gpu.observe.observed import FINDINGS_MAX, Observed
 from nri_gpu.policy.forms import Globs
 from nri_gpu.policy.model import ForeignSettings, Policy
 from nri_gpu.policy.observe_settings import ObserveSettings
@@ -398,9 +398,22 @@ def test_a_closed_process_elsewhere_does_not_matter() -> None:
 
 
 def test_processes_that_a_look_left_out_may_be_anybodys() -> None:
-    fork_bomb = [use(OTHER, CTL, pid=pid) for pid in range(1, USES_MAX + 1)]
-    seen = observed(look(TRAIN, OTHER, *fork_bomb), given((TRAIN, plugin(GPU[0]))))
+    many = Extent(9, 0, True, closed_in=tuple(f"/{number}" for number in range(CLOSED_MAX)))
+    seen = observed(replace(look(TRAIN, OTHER), extent=many), given((TRAIN, plugin(GPU[0]))))
     assert [each.opened for each in seen.allocations if each.pod == "train"] == [None]
+
+
+def test_a_flood_of_one_kind_hides_no_other_finding() -> None:
+    """Each program of the host is a finding of its own, and a user may run any number of them."""
+    programs = [use("/user.slice", (195, 7), pid=pid, program=f"/home/u/{pid:x}") for pid in range(1, FINDINGS_MAX + 9)]
+    thief = container("thief")
+    seen = observed(look(TRAIN, OTHER, thief, *programs, use(thief, (195, 6))), given((TRAIN, plugin(GPU[0]))))
+    assert (len(seen.findings), seen.more) == (FINDINGS_MAX, 10)
+    assert {(each.kind, each.pod) for each in seen.findings} == {
+        (FindingKind.NOT_GIVEN, ""),
+        (FindingKind.NOT_GIVEN, "thief"),
+        (FindingKind.REACHABLE, "other"),
+    }
 
 
 def test_a_look_at_bundles_alone_keeps_what_processes_had_open() -> None:

@@ -189,3 +189,9 @@ async def test_a_bug_in_a_look_ends_nothing_and_is_said_once(folder: Path, log: 
         await until("a look", lambda: node.observer.ready)
         assert "some are hidden" in node.observer.status().unseen
     assert len(log.said("bug: a look at the node failed")) == 1
+
+
+async def test_findings_that_are_left_out_are_counted(node: Node) -> None:
+    async with node.observed() as observer:
+        observer.observed = replace(observer.observed, more=3)
+        assert "3 more findings: mend those that are shown" in observer.status().unseen
