@@ -77,6 +77,8 @@ async def look_at_users(
         why = [*why, "the processes of the whole host: run it on the host as root, or in a pod with hostPID: true"]
     if extent.closed:
         why = [*why, f"what {extent.closed} of {extent.processes} processes have open: be root on the host"]
+    if extent.late:
+        why = [*why, extent.unread]
     users = SeenUsers(
         devices=devices,
         gpus=gpus,

@@ -101,6 +101,8 @@ def look_of(at: float, lines: Iterable[Line], before: Iterable[Unseen] = ()) -> 
     if extent and extent.closed:
         what = f"what {extent.closed} of {extent.processes} processes have open"
         unseen.append(Unseen(PROCESSES, f"{what}: {_NEEDS}"))
+    if extent and extent.late:
+        unseen.append(Unseen(PROCESSES, extent.unread))
     containers += rootless(uses, {each.id for each in containers})
     return Look(at=at, containers=tuple(containers), uses=tuple(uses), extent=extent, unseen=tuple(unseen))
 

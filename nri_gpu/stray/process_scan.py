@@ -18,9 +18,11 @@ import os
 import stat
 import struct
 import sys
+import time
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import suppress
+from itertools import islice, takewhile
 from pathlib import Path
 from typing import Final
 
@@ -47,7 +49,8 @@ _O_PATH: Final = 0o10000000  # such a descriptor opens no device (asm-generic/fc
 _KCMP: Final = {"x86_64": 312, "aarch64": 272}.get(os.uname().machine)
 _KCMP_FILES: Final = 2
 NICE: Final = 10
-_ALONE: Final = 3
+FILES_OF_TURN: Final = (64, 1024, 16_384, 1 << 30)  # a process that has more open waits for the next turn
+READ_S: Final = 12.0  # for the files of all processes; who asked waits for 20 s, and has other things to see
 HOLDERS_MAX: Final = 256  # processes of one cgroup with one node, which are named
 _LIBCUDA_FILE: Final = b"/libcuda.so"
 _USERS: Final = "ns/user"  # the user namespace of a process
@@ -63,21 +66,20 @@ def main(arguments: list[str]) -> int:
     return 0
 
 
-def scan(owner: int, majors: frozenset[int], *, maps_too: bool = False) -> Iterator[Use | Extent]:
+def scan(
+    owner: int, majors: frozenset[int], *, maps_too: bool = False, limit_s: float = READ_S
+) -> Iterator[Use | Extent]:
     """Yield each process with nodes of these majors open, as the module says, and then how far that reaches."""
     pids = [int(name) for name in os.listdir("/proc") if name.isdecimal()]  # noqa: PTH208 (the names are enough)
-    closed, named, files = 0, Counter[tuple[tuple[str, ...], DeviceNumber]](), Counter[DeviceNumber]()
-    closed_in = set[str]()
-    for pid in pids:
+    named, files = Counter[tuple[tuple[str, ...], DeviceNumber]](), Counter[DeviceNumber]()
+    read = _Reading(majors, time.monotonic() + limit_s)
+    for pid, opened in read.opened(pids):
         try:
-            opened = [number for tid in _tables(pid) for number in _open_numbers(tid, majors)]
             files.update(opened)
             libcuda = maps_too and _maps_libcuda(pid)
             use = _use(pid, owner, tuple(sorted({*opened})), libcuda=libcuda) if opened or libcuda else None
         except PermissionError:
-            closed += 1
-            with suppress(OSError):
-                closed_in.update(_cgroups(PROC / str(pid)))
+            read.closed.append(pid)
             continue
         except OSError:  # it ended meanwhile
             continue
@@ -87,7 +89,62 @@ def scan(owner: int, majors: frozenset[int], *, maps_too: bool = False) -> Itera
             yield use
     whole = has_hosts_pids() and 1 in pids
     counted = tuple((*number, count) for number, count in sorted(files.items()))
-    yield Extent(len(pids), closed, whole, _cgroups(PROC / "self"), counted, tuple(sorted(closed_in)[:CLOSED_MAX]))
+    closed_in = {cgroup for pid in (*read.closed, *read.late) for cgroup in _cgroups_if_there(pid)}
+    cut = tuple(sorted(closed_in)[:CLOSED_MAX])
+    yield Extent(len(pids), len(read.closed), whole, _cgroups(PROC / "self"), counted, cut, len(read.late))
+
+
+class _Reading:
+    """The reading of files that processes have open, of majors, until a moment on the clock.
+
+    A process may have a million files open, and a container as many such processes as it likes. So those with few are
+    read first, of others the first of each cgroup before the second of any. closed: who may not be looked into. late:
+    whom there was no time for.
+    """
+
+    def __init__(self, majors: frozenset[int], until: float) -> None:
+        self._majors = majors
+        self._until = until
+        self.closed = list[int]()
+        self.late = list[int]()
+
+    def opened(self, pids: Iterable[int]) -> Iterator[tuple[int, list[DeviceNumber]]]:
+        """Yield processes with the numbers of NVIDIA's nodes that they have open, each as often as it does."""
+        for most in FILES_OF_TURN:
+            larger = list[int]()
+            for pid in pids:
+                try:
+                    files = (number for tid in _tables(pid) for number in _open_files(tid, self._majors))
+                    found = [*islice(takewhile(self._has_time, files), most)]
+                    if len(found) == most:
+                        larger.append(pid)
+                    elif not self._has_time():
+                        self.late.append(pid)
+                    else:
+                        yield pid, [number for number in found if number]
+                except PermissionError:
+                    self.closed.append(pid)
+                except OSError:  # it ended meanwhile
+                    continue
+            pids = _by_turn(larger)
+
+    def _has_time(self, _: object = None) -> bool:
+        return time.monotonic() < self._until
+
+
+def _by_turn(pids: Iterable[int]) -> list[int]:
+    met, turns = Counter[tuple[str, ...]](), list[tuple[int, int]]()
+    for pid in pids:
+        met[cgroups := _cgroups_if_there(pid)] += 1
+        turns.append((met[cgroups], pid))
+    return [pid for _, pid in sorted(turns)]
+
+
+def _cgroups_if_there(pid: int) -> tuple[str, ...]:
+    try:
+        return _cgroups(PROC / str(pid))
+    except OSError:
+        return ()
 
 
 def _use(pid: int, owner: int, numbers: tuple[DeviceNumber, ...], *, libcuda: bool) -> Use | None:
@@ -115,11 +172,12 @@ def _tables(pid: int) -> Iterator[int]:
             yield tid
 
 
-def _open_numbers(pid: int, majors: frozenset[int]) -> Iterator[DeviceNumber]:
-    for name in os.listdir(f"/proc/{pid}/fd"):  # noqa: PTH208
-        number = _device(b"/proc/%d/fd/%s" % (pid, name.encode()))
-        if number and number[0] in majors and not _is_path_only(pid, name):
-            yield number
+def _open_files(pid: int, majors: frozenset[int]) -> Iterator[DeviceNumber | None]:
+    """Yield the number of each open file that is a node of these majors, and None for each other."""
+    with os.scandir(f"/proc/{pid}/fd") as entries:
+        for entry in entries:
+            number = _device(b"/proc/%d/fd/%s" % (pid, entry.name.encode()))
+            yield number if number and number[0] in majors and not _is_path_only(pid, entry.name) else None
 
 
 def _maps_libcuda(pid: int) -> bool:

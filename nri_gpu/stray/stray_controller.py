@@ -57,7 +57,7 @@ class Look(Struct, frozen=True):
         """Return why something may be missing, or empty."""
         if not self.extent.whole:
             return HIDDEN
-        return CLOSED if self.extent.closed else ""
+        return CLOSED if self.extent.closed else self.extent.unread and f"not seen: {self.extent.unread}"
 
 
 async def look(majors: Majors, limit_s: float = LOOK_LIMIT_S) -> Look:

@@ -31,4 +31,11 @@ class Extent(Struct, frozen=True, tag="extent"):
     whole: bool  # no process of the host was hidden
     cgroups: tuple[str, ...] = ()  # of the process that looked, as of `Use`
     files: tuple[tuple[int, int, int], ...] = ()  # major, minor, and how often all processes have that node open
-    closed_in: tuple[str, ...] = ()  # cgroups of the closed ones; CLOSED_MAX of them: there may be more
+    closed_in: tuple[str, ...] = ()  # cgroups of the closed and the late; CLOSED_MAX of them: there may be more
+    late: int = 0  # processes with so many files open that there was no time to read them
+
+    @property
+    def unread(self) -> str:
+        """Return what there was no time for, as a sentence, or empty."""
+        many = "so many files that a look has no time for them: `ls /proc/PID/fd | wc -l` finds them"
+        return f"what {self.late} of {self.processes} processes have open, {many}" if self.late else ""

@@ -5,7 +5,8 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Final
 
@@ -13,7 +14,7 @@ import msgspec
 import pytest
 
 from nri_gpu.domain.node import Majors
-from nri_gpu.stray.process_scan import HOLDERS_MAX
+from nri_gpu.stray.process_scan import FILES_OF_TURN, HOLDERS_MAX, scan
 from nri_gpu.stray.stray_controller import LookError, look
 from nri_gpu.stray.uses import Extent, Use
 from tests.support.holding import FULL, HOLDER, MAJOR, ZERO, cgroup_of, holding, into, path_in_proc
@@ -230,6 +231,50 @@ def test_of_many_processes_some_are_named_and_every_node(tmp_path: Path) -> None
     # Processes are read by pid: the last one is one more, unless the kernel's pids began anew in between.
     assert HOLDERS_MAX <= len(uses) <= HOLDERS_MAX + 1
     assert {number for each in uses for number in each.numbers} == {ZERO, FULL}
+
+
+MANY_FILES: Final = """\
+import os, sys
+for index in range(COUNT):
+    os.open("/dev/null", os.O_RDONLY | os.O_PATH)
+os.open(sys.argv[1], os.O_RDWR)
+print("open", flush=True)
+sys.stdin.read()
+"""
+
+
+@contextmanager
+def with_files(folder: Path, count: int, cgroup: Path) -> Iterator[int]:
+    """A process that has so many files open, and then FULL."""
+    script = MANY_FILES.replace("COUNT", str(count))
+    with holding(folder, FULL, script=script, before=into(cgroup)) as process:
+        yield process.pid
+
+
+def test_who_has_few_files_open_is_read_first_and_then_the_first_of_each_cgroup(tmp_path: Path) -> None:
+    """A container's processes may have millions open, for which a look has no time."""
+    most, more, _, _ = FILES_OF_TURN
+    with (
+        cgroup_of("many") as many,
+        cgroup_of("few") as few,
+        with_files(tmp_path, more, many) as largest,
+        with_files(tmp_path, most, many) as first,
+        with_files(tmp_path, most, many) as second,
+        with_files(tmp_path, most, few) as other,
+        with_files(tmp_path, 0, few) as small,
+    ):
+        order = [pid for pid in scanned()[0] if pid in (largest, first, second, other, small)]
+    assert order == [small, other, first, second, largest]
+
+
+def test_whom_there_is_no_time_for_is_counted(tmp_path: Path) -> None:
+    with cgroup_of("many") as many, with_files(tmp_path, FILES_OF_TURN[0], many):
+        *uses, extent = scan(0, frozenset({MAJOR}), limit_s=0.0)
+    assert uses == []
+    assert isinstance(extent, Extent)
+    assert extent.late + extent.closed == extent.processes
+    assert path_in_proc(many) in extent.closed_in
+    assert f"what {extent.late} of {extent.processes} processes have open, so many files" in extent.unread
 
 
 CLOSED = scanned()[1].closed  # processes that this machine lets nobody look into
