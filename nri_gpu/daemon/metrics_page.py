@@ -27,6 +27,7 @@ from nri_gpu.domain.decision import Code
 from nri_gpu.domain.gpu import DEFAULT_CAPABILITIES, MigPart, Unit, described, health_of
 from nri_gpu.domain.health import NO_NOTES, HealthNotes, HealthState, Sign
 from nri_gpu.domain.observed import FindingKind
+from nri_gpu.domain.text import printable
 from nri_gpu.health.xid_log import by_action
 from nri_gpu.ledger.ledger import Ledger
 from nri_gpu.plugin.counts import BOUNDS_S, REFUSALS, Failure, Outcome
@@ -252,7 +253,8 @@ def _allocated(view: View) -> Iterator[Sample]:
 
 
 def _allocation_labels(each: AllocationStatus) -> tuple[str, ...]:
-    return (each.gpu_uuid or each.device, each.namespace, each.pod, each.container, each.by)
+    """Return names that runtimes and device plugins chose, as a terminal may show them."""
+    return tuple(map(printable, (each.gpu_uuid or each.device, each.namespace, each.pod, each.container, each.by)))
 
 
 def _unopened_s(view: View) -> Iterator[Sample]:

@@ -160,6 +160,15 @@ def test_what_is_known_of_each_gpus_health() -> None:
         assert found == [*values], name
 
 
+def test_names_that_strangers_chose_are_no_commands_to_a_terminal() -> None:
+    given = replace(UNUSED, gpu_uuid="", device="a\x1b[2J", namespace="b\u202e", pod="c\x07", container="d\x00")
+    said = text(view(observer=ObserverStatus(allocations=(given,))))
+    assert said.replace("\n", "").isprintable()
+    assert scraped(said).series("nri_gpu_allocation_info") == [
+        {"uuid": "a?[2J", "namespace": "b?", "pod": "c?", "container": "d?", "by": given.by}
+    ]
+
+
 def test_an_observer_shows_allocations_and_nothing_of_grants() -> None:
     said = scrape(observer=OBSERVER)
     rows = said.series("nri_gpu_allocation_info")
