@@ -197,6 +197,14 @@ FOUND: Final = {
             ("cannot open /dev/nvidia7, /dev/nvidia-uvm any more", "daemon-reload"),
         ),
     ),
+    "device rules lost, and the clock set back": (
+        FindingKind.LOST_RULES,
+        Situation(
+            look(opened("train", *nodes(0), opens=(CTL,), began_s=WALL + 9_000)),
+            given((TRAIN, plugin(GPU[0]))),
+            ("cannot open /dev/nvidia7",),
+        ),
+    ),
     "device rules of a hook lost": (
         FindingKind.LOST_RULES,
         Situation(look(container(hooks=HOOK, opens=())), given((TRAIN, plugin(GPU[0]))), ("cannot open /dev/nvidia7",)),
