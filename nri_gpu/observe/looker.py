@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Final
 
 import msgspec
+from msgspec.structs import replace
 
 from nri_gpu.domain.container import ContainerId
 from nri_gpu.domain.errors import NriGpuError, fault_of
@@ -34,6 +35,7 @@ _WHAT: Final = {True: "which processes have a node open", False: "containers and
 _ROOTLESS: Final = "it is rootless: its processes alone tell of it"
 # The scope of a rootless container, below the service of the user who runs it.
 _OF_USER: Final = re.compile(r"/user@(\d+)\.service/(?:[^/]+/)*(libpod|docker)-([0-9a-f]{64})\.scope(?:/|$)")
+_OR: Final = " or "
 _RUNTIMES: Final = {"libpod": PODMAN, "docker": DOCKER}
 _decoder: Final = msgspec.json.Decoder(Line)
 
@@ -109,17 +111,16 @@ def look_of(at: float, lines: Iterable[Line], before: Iterable[Unseen] = ()) -> 
 
 def rootless(uses: Iterable[Use], known: Set[ContainerId]) -> Iterator[SeenContainer]:
     """Yield users' own containers whose processes have a node open. known: containers that are no user's."""
-    met = {*known}
+    met = dict[ContainerId, SeenContainer]()
     for use in uses:
         for match in filter(None, map(_OF_USER.search, use.cgroups)):
-            user, word, id_ = match.groups()
-            if id_ not in met:
-                met.add(ContainerId(id_))
-                yield SeenContainer(
-                    id=ContainerId(id_),
-                    runtime=_RUNTIMES[word],
-                    name=id_[:12],
-                    user=user,
-                    pid=use.pid,
-                    fault=_ROOTLESS,
+            user, word, text = match.groups()
+            id_ = ContainerId(text)
+            first = met.get(id_)
+            if first and user not in first.user.split(_OR):  # a user may give his cgroup the name of another's
+                met[id_] = replace(first, user=f"{first.user}{_OR}{user}")
+            elif not first and id_ not in known:
+                met[id_] = SeenContainer(
+                    id=id_, runtime=_RUNTIMES[word], name=id_[:12], user=user, pid=use.pid, fault=_ROOTLESS
                 )
+    yield from met.values()

@@ -69,6 +69,12 @@ def test_a_reach_that_is_not_whole_is_told(extent: Extent, sentences: list[str])
     assert {each.what for each in found} <= {"processes"}
 
 
+def test_a_user_who_takes_the_name_of_anothers_container_blames_nobody() -> None:
+    """Names of cgroups can be read by all."""
+    uses = [used(f"{each}/libpod-{ID}.scope") for each in (HOME.replace("1000", "1001"), HOME, HOME)]
+    assert [each.user for each in rootless(uses, frozenset())] == ["1001 or 1000"]
+
+
 def test_processes_beyond_the_limit_are_counted_and_the_few_of_others_are_kept() -> None:
     """A container has as many as it likes; what is left out of it is not known of it, and of no other."""
     uses = [Use(pid, 1, "/bin/x", ("/many",), ((195, 0),)) for pid in range(USES_MAX + 2)]
