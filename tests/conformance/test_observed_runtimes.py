@@ -99,4 +99,4 @@ def test_podman_names_no_pod() -> None:
         words = (f"--annotation={key}={value}" for key, value in claims.items())
         id_ = podman.run("--privileged", *words)
         [seen] = look(podman.base).containers
-    assert (seen.id, seen.runtime, seen.namespace, seen.pod) == (id_, "Podman", "", "")
+    assert (str(seen.id), seen.runtime, seen.namespace, seen.pod) == (str(id_), "Podman", "", "")
