@@ -411,6 +411,13 @@ def test_processes_that_a_look_left_out_may_be_anybodys() -> None:
     assert [each.opened for each in seen.allocations if each.pod == "train"] == [None]
 
 
+def test_of_many_drivers_some_are_named() -> None:
+    """A pod may mount any file of its own as one of the driver's."""
+    pods = [opened(f"pod{number}", driver_versions=(f"9{number:02}.1",)) for number in range(99)]
+    [found] = observed(look(*pods)).findings
+    assert "; of 903.1 in ml/pod3; and of 95 more versions, and the kernel's module is" in found.message
+
+
 def test_a_flood_of_one_kind_hides_no_other_finding() -> None:
     """Each program of the host is a finding of its own, and a user may run any number of them."""
     programs = [use("/user.slice", (195, 7), pid=pid, program=f"/home/u/{pid:x}") for pid in range(1, FINDINGS_MAX + 9)]
