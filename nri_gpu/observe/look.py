@@ -36,7 +36,7 @@ from nri_gpu.verify.in_kernel import DeviceFilter, Kernel, UnmountedError
 RULES: Final = "rules"  # as of `Unseen.what`
 PROCESSES: Final = "processes"  # likewise
 USES_MAX: Final = 4096  # processes that are kept: a container may have any number of them, in cgroups of its own
-USES_BYTES_MAX: Final = 2 << 20  # of all of them: the path of each may have a thousand
+USES_BYTES_MAX: Final = 1 << 20  # of all of them as they are printed: the path of each may have a thousand
 _NEEDS: Final = "reading them needs root on the host, and in a pod a privileged one (chart: observe.nvml=true)"
 
 

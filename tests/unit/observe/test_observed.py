@@ -98,7 +98,8 @@ FOUND: Final = {
     "opened in a container of an unseen runtime": (
         FindingKind.NOT_GIVEN,
         Situation(
-            look(use(f"/system.slice/crio-{'ab' * 32}.scope", (195, 7))), words=("container abababababab", "runtime")
+            look(use(f"/system.slice/crio-{'ab' * 32}.scope", (195, 7))),
+            words=("container abababababab", "runtime", "passed it an open node"),
         ),
     ),
     "opened by privileged pods": (
