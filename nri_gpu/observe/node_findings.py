@@ -50,8 +50,8 @@ def several_drivers(node: JoinedNode) -> Iterator[ObservedFinding]:
     more = f"; and of {counted(len(parts) - NAMED_MAX, 'more version')}" if len(parts) > NAMED_MAX else ""
     kernel = f", and the kernel's module is {shown(loaded)}" if loaded else ""
     message = (
-        f"containers have driver files of {'; of '.join(parts[:NAMED_MAX])}{more}{kernel}: CUDA fails where the two differ, so delete "
-        "these pods and have them made again"
+        f"containers have driver files of {'; of '.join(parts[:NAMED_MAX])}{more}{kernel}: CUDA fails where "
+        "the two differ, so delete these pods and have them made again"
     )
     yield finding(FindingKind.DRIVERS, message)
 
