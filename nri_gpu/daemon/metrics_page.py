@@ -24,9 +24,9 @@ from nri_gpu.decision.eligible import node_fault
 from nri_gpu.decision.overlaps import conflicts, overlaps
 from nri_gpu.decision.refusals import IN_MIG_MODE, why_not
 from nri_gpu.domain.decision import Code
+from nri_gpu.domain.finding_kind import FindingKind
 from nri_gpu.domain.gpu import DEFAULT_CAPABILITIES, MigPart, Unit, described, health_of
 from nri_gpu.domain.health import NO_NOTES, HealthNotes, HealthState, Sign
-from nri_gpu.domain.observed import FindingKind
 from nri_gpu.domain.text import printable
 from nri_gpu.health.xid_log import by_action
 from nri_gpu.ledger.ledger import Ledger

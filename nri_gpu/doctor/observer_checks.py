@@ -9,7 +9,7 @@ from nri_gpu.daemon.answers import DaemonStatus, ObserverStatus
 from nri_gpu.doctor.examined import Examined
 from nri_gpu.doctor.programs import is_enabled
 from nri_gpu.domain.finding import Finding, note, ok, unseen, warning
-from nri_gpu.domain.observed import FindingKind
+from nri_gpu.domain.finding_kind import FindingKind
 from nri_gpu.domain.text import counted
 
 SUBJECT: Final = "observer"

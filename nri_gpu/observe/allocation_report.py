@@ -12,7 +12,7 @@ from nri_gpu.domain.gpu import GpuUuid
 from nri_gpu.domain.node import Inventory
 from nri_gpu.domain.text import listed, shown
 from nri_gpu.injection.device_numbers import device_numbers
-from nri_gpu.observe.looks import Look, SeenContainer
+from nri_gpu.observe.looks import NodeLook, SeenContainer
 from nri_gpu.observe.node_findings import lost_numbers
 from nri_gpu.observe.observed_allocations import HOOK, NO_UNITS, NOT_KNOWN, PRIVILEGED, short_name
 from nri_gpu.observe.unit_access import UnitAccess
@@ -28,7 +28,7 @@ _WHICH: Final = "it was given {}, and which GPU that is, is not known here"
 _LATE: Final = "it began after the observer last looked at containers, or asked the kubelet: run this again in 10 s"
 
 
-def allocation_report(look: Look, known: ObserverStatus, inventory: Inventory) -> Report:
+def allocation_report(look: NodeLook, known: ObserverStatus, inventory: Inventory) -> Report:
     """Return the report on the containers of a look. known: the observer's answer, from right before the look."""
     of_container = defaultdict[str, list[AllocationStatus]](list)
     for each in known.allocations:

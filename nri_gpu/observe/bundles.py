@@ -45,7 +45,7 @@ NO_RUNTIME: Final = (
 )
 
 
-class Found(Struct, frozen=True, kw_only=True):
+class FoundContainer(Struct, frozen=True, kw_only=True):
     """A container that runs, or is about to. name: Docker's own for it. fault: why name or requests are missing."""
 
     bundle: Bundle
@@ -73,12 +73,12 @@ class _HostConfig(Struct, frozen=True):
     requests: tuple[_Request, ...] | None = field(name="DeviceRequests", default=())
 
 
-def found_containers(states: Sequence[str], root: Path) -> tuple[tuple[Found, ...], tuple[Unseen, ...]]:
+def found_containers(states: Sequence[str], root: Path) -> tuple[tuple[FoundContainer, ...], tuple[Unseen, ...]]:
     """Return all containers that run or are about to, each once, and what could not be read.
 
     states: state folders of containerds beside the usual ones. root: the host's /.
     """
-    found, unseen = dict[str, Found](), list[Unseen]()
+    found, unseen = dict[str, FoundContainer](), list[Unseen]()
     for each in (*_of_containerds(states, root, unseen), *_of_storage(root, unseen)):
         first = found.get(each.bundle.id)
         if first is None or not first.bundle.pid:
@@ -96,7 +96,7 @@ def found_containers(states: Sequence[str], root: Path) -> tuple[tuple[Found, ..
     return tuple(found.values()), tuple(unseen)
 
 
-def _of_containerds(states: Sequence[str], root: Path, unseen: list[Unseen]) -> Iterator[Found]:
+def _of_containerds(states: Sequence[str], root: Path, unseen: list[Unseen]) -> Iterator[FoundContainer]:
     for state in dict.fromkeys((*states, *STATES)):
         try:
             bundles = read_bundles([below(root, state)], starting=True, variables=VARIABLES)
@@ -105,11 +105,11 @@ def _of_containerds(states: Sequence[str], root: Path, unseen: list[Unseen]) -> 
                 unseen.append(Unseen(BUNDLES, str(error)))
             continue
         for bundle in bundles:
-            found = Found(bundle=bundle, runtime=CONTAINERD)
+            found = FoundContainer(bundle=bundle, runtime=CONTAINERD)
             yield _with_details(found, root) if bundle.namespace == MOBY else found
 
 
-def _with_details(found: Found, root: Path) -> Found:
+def _with_details(found: FoundContainer, root: Path) -> FoundContainer:
     """Add what Docker says of its container: its name, and the devices that it was asked for."""
     [details] = folders_of(Layout.DETAILS)
     found = replace(found, runtime=DOCKER)
@@ -129,7 +129,7 @@ def _with_details(found: Found, root: Path) -> Found:
     return replace(found, requests=tuple(made))
 
 
-def _of_storage(root: Path, unseen: list[Unseen]) -> Iterator[Found]:
+def _of_storage(root: Path, unseen: list[Unseen]) -> Iterator[FoundContainer]:
     """Yield the containers of Podman and CRI-O that have a process; others may stay after their end, for long."""
     running, *kept = (below(root, each) for each in folders_of(Layout.STORAGE))
     try:
@@ -143,7 +143,7 @@ def _of_storage(root: Path, unseen: list[Unseen]) -> Iterator[Found]:
         unseen.append(Unseen(BUNDLES, f"{running} cannot be listed: {cause_of(error)}; be root"))
 
 
-def _of_userdata(id_: str, above: int, kept: Iterable[Path]) -> Found | None:
+def _of_userdata(id_: str, above: int, kept: Iterable[Path]) -> FoundContainer | None:
     """Return the container of a folder if it has a process. kept: folders where its spec may lie as well."""
     bundle = Bundle(id_, PODMAN)
     try:
@@ -173,6 +173,6 @@ def _of_userdata(id_: str, above: int, kept: Iterable[Path]) -> Found | None:
     return _named(replace(bundle, fault="its config.json is not in the folders that are looked at"))
 
 
-def _named(bundle: Bundle) -> Found:
+def _named(bundle: Bundle) -> FoundContainer:
     """Return the container with its runtime, by its cgroup: Podman takes any annotation that its user gives."""
-    return Found(bundle=bundle, runtime=bundle.namespace)
+    return FoundContainer(bundle=bundle, runtime=bundle.namespace)

@@ -9,7 +9,7 @@ from typing import Final
 from nri_gpu.domain.container import ContainerId, DeviceNumber
 from nri_gpu.domain.names import is_nvidia_device
 from nri_gpu.driver.table import VERSION
-from nri_gpu.observe.bundles import ASKED, CAPABILITIES, Found
+from nri_gpu.observe.bundles import ASKED, CAPABILITIES, FoundContainer
 from nri_gpu.observe.looks import DeviceRequest, SeenContainer
 from nri_gpu.observe.runtime_table import CONTAINERD, CRI, CRIO
 from nri_gpu.verify.oci_bundles import NAME_MAX
@@ -47,7 +47,7 @@ class Numbers:
 
 
 def seen_container(
-    found: Found, opens: tuple[DeviceNumber, ...] | None, fault: str, numbers: Numbers
+    found: FoundContainer, opens: tuple[DeviceNumber, ...] | None, fault: str, numbers: Numbers
 ) -> SeenContainer | None:
     """Return a container as it is shown, or None if it has nothing to do with NVIDIA's devices.
 

@@ -23,7 +23,7 @@ from msgspec.structs import replace
 
 from nri_gpu.domain.container import DeviceNumber
 from nri_gpu.domain.errors import UnseenError
-from nri_gpu.observe.bundles import Found, found_containers
+from nri_gpu.observe.bundles import FoundContainer, found_containers
 from nri_gpu.observe.container_seen import Numbers, seen_container
 from nri_gpu.observe.fair_share import fair_share
 from nri_gpu.observe.looks import Line, Unseen
@@ -66,7 +66,7 @@ class _Rules:
         with suppress(UnseenError):
             self._kernel, self._legacy = Kernel(), Kernel(programs=lambda _: ())
 
-    def opens(self, found: Found) -> tuple[DeviceNumber, ...] | None:
+    def opens(self, found: FoundContainer) -> tuple[DeviceNumber, ...] | None:
         """Return the numbers that the kernel lets a container open, or None without a process. Raises: UnseenError."""
         if not found.bundle.pid or self._kernel is None:
             return None

@@ -16,7 +16,7 @@ from nri_gpu.domain.container import ContainerId
 from nri_gpu.domain.errors import NriGpuError, fault_of
 from nri_gpu.domain.node import Inventory
 from nri_gpu.injection.device_numbers import device_numbers
-from nri_gpu.observe.looks import USES_MAX, Line, Look, SeenContainer, Unseen
+from nri_gpu.observe.looks import Line, NodeLook, SeenContainer, Unseen
 from nri_gpu.observe.runtime_table import DOCKER, PODMAN
 from nri_gpu.stray.uses import Extent, Use
 from nri_gpu.system.child import python, run
@@ -51,7 +51,7 @@ async def look_at_node(
     states: Iterable[str] = (),
     root: Path = Path("/"),
     limit_s: float = LOOK_LIMIT_S,
-) -> Look:
+) -> NodeLook:
     """Look at containers, and at the processes that have NVIDIA's nodes open. What cannot be seen is said in the look.
 
     processes: without them a look costs little. states: state folders of containerds beside the usual ones. root: the
@@ -73,7 +73,7 @@ async def look_at_node(
             unseen.append(Unseen(PROCESSES if with_processes else ALL, f"{_WHAT[with_processes]}: {error}"))
         else:
             return look_of(at, lines, unseen)
-    return Look(at=at, unseen=tuple(unseen))
+    return NodeLook(at=at, unseen=tuple(unseen))
 
 
 async def _lines(wish: dict[str, object], limit_s: float) -> list[Line]:
@@ -91,7 +91,7 @@ async def _lines(wish: dict[str, object], limit_s: float) -> list[Line]:
     return [_decoder.decode(line) for line in child.output.splitlines()]
 
 
-def look_of(at: float, lines: Iterable[Line], before: Iterable[Unseen] = ()) -> Look:
+def look_of(at: float, lines: Iterable[Line], before: Iterable[Unseen] = ()) -> NodeLook:
     """Return the look that a child's lines make. before: what could not be seen up to then."""
     found = tuple(lines)
     containers = [each for each in found if isinstance(each, SeenContainer)]
@@ -106,7 +106,7 @@ def look_of(at: float, lines: Iterable[Line], before: Iterable[Unseen] = ()) -> 
     if extent and extent.late:
         unseen.append(Unseen(PROCESSES, extent.unread))
     containers += rootless(uses, {each.id for each in containers})
-    return Look(at=at, containers=tuple(containers), uses=tuple(uses), extent=extent, unseen=tuple(unseen))
+    return NodeLook(at=at, containers=tuple(containers), uses=tuple(uses), extent=extent, unseen=tuple(unseen))
 
 
 def rootless(uses: Iterable[Use], known: Set[ContainerId]) -> Iterator[SeenContainer]:

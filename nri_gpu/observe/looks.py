@@ -62,8 +62,8 @@ class Unseen(Struct, frozen=True, tag="unseen"):
 Line = SeenContainer | Use | Extent | Unseen  # a line of the child's output, told apart by its `type`
 
 
-class Look(Struct, frozen=True, kw_only=True):
-    """A look. uses: processes that have NVIDIA's nodes open. extent: None where no processes were looked for."""
+class NodeLook(Struct, frozen=True, kw_only=True):
+    """The result of a look. uses: processes with NVIDIA's nodes open. extent: None if no processes were looked for."""
 
     at: float  # when it began, seconds on the monotonic clock
     containers: tuple[SeenContainer, ...] = ()

@@ -8,8 +8,8 @@ from typing import Final
 
 from nri_gpu.daemon.answers import ObservedFinding
 from nri_gpu.domain.container import DeviceNumber
+from nri_gpu.domain.finding_kind import FindingKind
 from nri_gpu.domain.gpu import GpuUuid
-from nri_gpu.domain.observed import FindingKind
 from nri_gpu.domain.text import counted, listed, shown
 from nri_gpu.health.gpu_record import Moment
 from nri_gpu.health.xids import ActionClass, class_of, xid_name

@@ -22,7 +22,7 @@ from nri_gpu.observe import node_findings, use_findings
 from nri_gpu.observe.fair_share import fair_share
 from nri_gpu.observe.given import Given, PodContainer
 from nri_gpu.observe.joined_node import JoinedNode, SeenIds, closed_containers, open_numbers
-from nri_gpu.observe.looks import Look, SeenContainer
+from nri_gpu.observe.looks import NodeLook, SeenContainer
 from nri_gpu.observe.observed_allocations import NO_UNITS, PRIVILEGED, Allotment, allotments, owner_of, short_name
 from nri_gpu.observe.usual_users import quiet_patterns
 from nri_gpu.policy.model import Policy
@@ -70,7 +70,7 @@ class Observed(Struct, frozen=True, kw_only=True):
 
 def observed_after(
     memory: Memory,
-    look: Look,
+    look: NodeLook,
     given: Given,
     inventory: Inventory,
     policy: Policy,

@@ -23,7 +23,7 @@ from nri_gpu.nri.list_size import ListedContainer
 from nri_gpu.observe.finding_log import log_findings
 from nri_gpu.observe.given import NO_KUBELET, Given
 from nri_gpu.observe.looker import PROCESSES
-from nri_gpu.observe.looks import Look
+from nri_gpu.observe.looks import NodeLook
 from nri_gpu.observe.node_findings import Xids
 from nri_gpu.observe.observed import Observed, observed_after
 from nri_gpu.system.folder_watch import FolderWatch
@@ -44,7 +44,7 @@ class Senses(Struct, frozen=True, kw_only=True):
     entries are bundles.
     """
 
-    look: Callable[[Inventory, bool], Awaitable[Look]]
+    look: Callable[[Inventory, bool], Awaitable[NodeLook]]
     given: Callable[[], Awaitable[Given]]
     folders: Callable[[], Iterable[Path]]
 
@@ -74,7 +74,7 @@ class Observer:
         self._settle_s, self._fresh_s = settle_s, fresh_s
         self._clock = clock
         self.observed = Observed()
-        self._look: Look | None = None
+        self._look: NodeLook | None = None
         self._majors = Majors()  # of the nodes that were looked for
         self._given = NO_KUBELET
         self._processes_at = self._looked_at = self._kubelet_at = -math.inf  # when these looks began
@@ -216,7 +216,7 @@ class Observer:
                 given = replace(given, at=before.at, devices=before.devices)
             self._given = given
 
-    def _take(self, look: Look) -> None:
+    def _take(self, look: NodeLook) -> None:
         """Keep a look, and what the last look at processes did not see."""
         if look.extent is None and self._look:
             kept = (each for each in self._look.unseen if each.what == PROCESSES)
@@ -225,7 +225,7 @@ class Observer:
         self.conclude()
 
 
-def _ids(look: Look | None) -> frozenset[ContainerId]:
+def _ids(look: NodeLook | None) -> frozenset[ContainerId]:
     return frozenset(each.id for each in look.containers) if look else frozenset()
 
 

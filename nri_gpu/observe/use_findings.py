@@ -8,8 +8,8 @@ from typing import Final
 
 from nri_gpu.daemon.answers import ObservedFinding
 from nri_gpu.domain.container import ContainerId, DeviceNumber
+from nri_gpu.domain.finding_kind import FindingKind
 from nri_gpu.domain.gpu import GpuUuid
-from nri_gpu.domain.observed import FindingKind
 from nri_gpu.domain.text import counted, listed, quoted, shown
 from nri_gpu.observe.joined_node import JoinedNode
 from nri_gpu.observe.looks import SeenContainer

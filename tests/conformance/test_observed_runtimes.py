@@ -17,7 +17,7 @@ from nri_gpu.health.gpu_record import Moment
 from nri_gpu.observe.allocation_report import allocation_report
 from nri_gpu.observe.given import Given
 from nri_gpu.observe.looker import look_at_node
-from nri_gpu.observe.looks import Look
+from nri_gpu.observe.looks import NodeLook
 from nri_gpu.observe.observed import Memory, observed_after
 from nri_gpu.policy.model import Policy
 from nri_gpu.verify.container_report import Verdict
@@ -37,11 +37,11 @@ NODE: Final = make.inventory(
 )
 
 
-def look(root: Path) -> Look:
+def look(root: Path) -> NodeLook:
     return asyncio.run(look_at_node(NODE, root=root))
 
 
-def check(seen: Look, names: dict[str, str], agent: str) -> None:
+def check(seen: NodeLook, names: dict[str, str], agent: str) -> None:
     """Three containers were given a GPU each by CDI, the privileged one none, and nothing is amiss."""
     found = observed_after(Memory(), seen, Given(), NODE, Policy(), Moment(time.monotonic(), time.time()))
     assert [each.message for each in found.findings if each.pod or each.container] == []

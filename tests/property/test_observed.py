@@ -9,7 +9,7 @@ from msgspec.structs import replace
 from nri_gpu.daemon.view import status_of
 from nri_gpu.domain.container import ContainerId, DeviceNumber
 from nri_gpu.observe.given import Given, GivenDevice
-from nri_gpu.observe.looks import DeviceRequest, Look, SeenContainer
+from nri_gpu.observe.looks import DeviceRequest, NodeLook, SeenContainer
 from nri_gpu.observe.observed import Memory, Observed, observed_after
 from nri_gpu.policy.model import Policy
 from nri_gpu.stray.uses import Extent, Use
@@ -75,7 +75,7 @@ DEVICES = st.builds(
 LISTS = st.dictionaries(st.tuples(NAMES, NAMES, NAMES), st.lists(DEVICES, max_size=3).map(tuple), max_size=3)
 EXTENTS = st.none() | st.builds(Extent, processes=st.integers(0, 9), closed=st.integers(0, 1), whole=st.booleans())
 LOOKS = st.builds(
-    Look,
+    NodeLook,
     at=st.floats(0, 100),
     containers=st.lists(CONTAINERS, max_size=4, unique_by=lambda each: each.id).map(tuple),
     uses=st.lists(USES, max_size=5, unique_by=lambda each: (each.pid, each.started)).map(tuple),
@@ -83,13 +83,15 @@ LOOKS = st.builds(
 )
 
 
-def concluded(look: Look, listed: Given, memory: Memory | None = None) -> Observed:
+def concluded(look: NodeLook, listed: Given, memory: Memory | None = None) -> Observed:
     xids = {UUIDS[0]: [(79, WALL - 5), (63, WALL)]}
     return observed_after(memory or Memory(), look, listed, INVENTORY, Policy(), MOMENT, xids)
 
 
 @drawn(st.lists(LOOKS, min_size=1, max_size=3), LISTS)
-def test_it_is_total_and_speaks_of_this_node_in_plain_text(looks: list[Look], devices: dict[object, object]) -> None:
+def test_it_is_total_and_speaks_of_this_node_in_plain_text(
+    looks: list[NodeLook], devices: dict[object, object]
+) -> None:
     listed, found = Given(at=1.0, kubelet=True, devices=devices), Observed()  # type: ignore[arg-type]
     for look in looks:
         found = concluded(look, listed, found.memory)
@@ -105,7 +107,7 @@ def test_it_is_total_and_speaks_of_this_node_in_plain_text(looks: list[Look], de
 
 
 @drawn(LOOKS, LISTS, st.randoms())
-def test_no_order_matters(look: Look, devices: dict[object, object], random: object) -> None:
+def test_no_order_matters(look: NodeLook, devices: dict[object, object], random: object) -> None:
     listed = Given(at=1.0, kubelet=True, devices=devices)  # type: ignore[arg-type]
     containers, uses = list(look.containers), list(look.uses)
     random.shuffle(containers)  # type: ignore[attr-defined]
@@ -131,7 +133,7 @@ def test_pods_that_use_what_they_were_given_are_quiet(wanted: list[tuple[int, bo
         containers.append(made)
         uses += [Use(at + 1, 1, "/bin/x", (f"/kubepods/{made.id}",), numbers)] * opens
         devices["ml", f"pod{at}", "main"] = plugin(uuid)
-    look = Look(at=1.0, containers=tuple(containers), uses=tuple(uses), extent=Extent(9, 0, True))
+    look = NodeLook(at=1.0, containers=tuple(containers), uses=tuple(uses), extent=Extent(9, 0, True))
     found = observed_after(Memory(), look, Given(at=1.0, kubelet=True, devices=devices), INVENTORY, Policy(), MOMENT)
     assert (found.findings, found.strays) == ((), ())
     assert [(each.gpu_uuid, each.opened) for each in found.allocations] == [

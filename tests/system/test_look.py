@@ -18,7 +18,7 @@ from nri_gpu.domain.container import ContainerId, DeviceNumber
 from nri_gpu.domain.node import Majors
 from nri_gpu.observe.bundles import DETAILS_MAX, FAULTS_MAX
 from nri_gpu.observe.looker import look_at_node
-from nri_gpu.observe.looks import DeviceRequest, Line, Look, SeenContainer, Unseen
+from nri_gpu.observe.looks import DeviceRequest, Line, NodeLook, SeenContainer, Unseen
 from nri_gpu.observe.runtime_table import CONTAINERD, CRIO, DOCKER, PODMAN
 from nri_gpu.stray.process_scan import HOLDERS_MAX
 from nri_gpu.stray.uses import Extent, Use
@@ -51,7 +51,7 @@ def concerned(**fields: object) -> Mapping[str, Any]:
     return spec("train", **{"linux": {"devices": [device(FULL)]}, **fields})
 
 
-async def looked(root: Path, **options: Any) -> Look:  # noqa: ANN401
+async def looked(root: Path, **options: Any) -> NodeLook:  # noqa: ANN401
     return await look_at_node(NODE, root=root, **{"processes": False, **options})
 
 
@@ -199,7 +199,7 @@ async def test_a_spec_that_is_nowhere(tmp_path: Path, contained: int) -> None:
     assert "its config.json is not in the folders" in sentences(await looked(tmp_path))
 
 
-def sentences(look: Look) -> str:
+def sentences(look: NodeLook) -> str:
     return "\n".join(each.sentence for each in look.unseen)
 
 

@@ -19,7 +19,7 @@ from nri_gpu.cli.watch import moments
 from nri_gpu.daemon.answers import AllocationStatus, DaemonStatus, GpuUsage, ObservedFinding, ObserverStatus
 from nri_gpu.daemon.view import status_of
 from nri_gpu.domain.errors import Exit
-from nri_gpu.domain.observed import FindingKind
+from nri_gpu.domain.finding_kind import FindingKind
 from tests.support import builders as make
 from tests.support.views import NOW, view
 from tests.unit.cli.conftest import Done, NriGpuCall, daemon

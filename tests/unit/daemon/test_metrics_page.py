@@ -22,11 +22,11 @@ from nri_gpu.daemon.metrics_page import GRANTS_MAX, pages
 from nri_gpu.daemon.view import View
 from nri_gpu.domain.container import ContainerId
 from nri_gpu.domain.decision import Code
+from nri_gpu.domain.finding_kind import FindingKind
 from nri_gpu.domain.gpu import GpuUuid, PciBusId
 from nri_gpu.domain.gpu_request import Mode
 from nri_gpu.domain.health import HealthNotes, HealthState
 from nri_gpu.domain.node import GpuFault, Inventory, KernelGpu
-from nri_gpu.domain.observed import FindingKind
 from nri_gpu.domain.sample import UnitSample
 from nri_gpu.health.xids import ActionClass
 from nri_gpu.ledger.ledger import GrantPhase

@@ -6,7 +6,7 @@ import re
 from pathlib import Path
 from typing import Final
 
-from nri_gpu.domain.observed import FindingKind
+from nri_gpu.domain.finding_kind import FindingKind
 from nri_gpu.observe.usual_users import quiet_patterns
 from nri_gpu.policy.model import Policy
 

@@ -17,7 +17,7 @@ from nri_gpu.doctor.runtimes import container_runtime
 from nri_gpu.doctor.support_bundle import bundle
 from nri_gpu.domain.errors import Fault, PolicyError
 from nri_gpu.domain.finding import Level
-from nri_gpu.domain.observed import FindingKind
+from nri_gpu.domain.finding_kind import FindingKind
 from tests.support import builders as make
 from tests.unit.doctor.node import DoctorNode, away
 

@@ -10,7 +10,7 @@ from nri_gpu.domain.container import ContainerId, DeviceNumber
 from nri_gpu.domain.node import Inventory
 from nri_gpu.health.gpu_record import Moment
 from nri_gpu.observe.given import Given, GivenDevice, PodContainer
-from nri_gpu.observe.looks import Look, SeenContainer
+from nri_gpu.observe.looks import NodeLook, SeenContainer
 from nri_gpu.observe.observed import Memory, Observed, observed_after
 from nri_gpu.policy.model import Policy
 from nri_gpu.stray.uses import Extent, Use
@@ -87,8 +87,8 @@ def given(*of: tuple[SeenContainer, Iterable[GivenDevice]], **fields: Any) -> Gi
     return Given(**{"at": 4_999.0, "kubelet": True, "devices": listed, **fields})
 
 
-def look(*found: SeenContainer | Use, at: float = 4_999.0, extent: Extent | None = Extent(99, 0, True)) -> Look:  # noqa: B008
-    return Look(
+def look(*found: SeenContainer | Use, at: float = 4_999.0, extent: Extent | None = Extent(99, 0, True)) -> NodeLook:  # noqa: B008
+    return NodeLook(
         at=at,
         containers=tuple(each for each in found if isinstance(each, SeenContainer)),
         uses=tuple(each for each in found if isinstance(each, Use)),
@@ -97,7 +97,7 @@ def look(*found: SeenContainer | Use, at: float = 4_999.0, extent: Extent | None
 
 
 def observed(
-    looked: Look,
+    looked: NodeLook,
     listed: Given | None = None,
     *,
     memory: Memory | None = None,

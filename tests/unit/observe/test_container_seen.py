@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from nri_gpu.observe.bundles import Found
+from nri_gpu.observe.bundles import FoundContainer
 from nri_gpu.observe.container_seen import NAMES_MAX, NODES_MAX, TEXT_MAX, Numbers, seen_container
 from nri_gpu.observe.looks import DeviceRequest, SeenContainer
 from nri_gpu.observe.runtime_table import CONTAINERD, DOCKER, PODMAN
@@ -37,7 +37,9 @@ def seen(runtime: str = CONTAINERD, opens: Any = (), fault: str = "", **fields: 
     of_found = {key: fields.pop(key) for key in ("name", "requests") if key in fields}
     of_bundle = {key: fields.pop(key) for key in ("pid", "written_s") if key in fields}
     bundle = Bundle(ID, fields.pop("namespace", "k8s.io"), Spec(**fields), fault=faults[1], **of_bundle)
-    return seen_container(Found(bundle=bundle, runtime=runtime, fault=faults[0], **of_found), opens, fault, NUMBERS)
+    return seen_container(
+        FoundContainer(bundle=bundle, runtime=runtime, fault=faults[0], **of_found), opens, fault, NUMBERS
+    )
 
 
 def sure(**fields: Any) -> SeenContainer:  # noqa: ANN401

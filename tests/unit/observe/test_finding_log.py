@@ -5,7 +5,7 @@ from __future__ import annotations
 from msgspec.structs import replace
 
 from nri_gpu.daemon.answers import ObservedFinding
-from nri_gpu.domain.observed import FindingKind
+from nri_gpu.domain.finding_kind import FindingKind
 from nri_gpu.observe.finding_log import LINES_MAX, log_findings
 from tests.support.log import Log
 

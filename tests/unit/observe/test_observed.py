@@ -10,12 +10,12 @@ import pytest
 from msgspec import Struct
 from msgspec.structs import replace
 
+from nri_gpu.domain.finding_kind import FindingKind
 from nri_gpu.domain.gpu import GpuUuid
 from nri_gpu.domain.node import Inventory
-from nri_gpu.domain.observed import FindingKind
 from nri_gpu.health.gpu_record import Moment
 from nri_gpu.observe.given import Given
-from nri_gpu.observe.looks import DeviceRequest, Look
+from nri_gpu.observe.looks import DeviceRequest, NodeLook
 from nri_gpu.observe.observed import FINDINGS_MAX, Observed
 from nri_gpu.policy.forms import Globs
 from nri_gpu.policy.model import ForeignSettings, Policy
@@ -56,7 +56,7 @@ CARD = claimed("eth1", driver="dra.net")
 class Situation(Struct, frozen=True):
     """A look and the kubelet's list; words: of the finding's message."""
 
-    look: Look
+    look: NodeLook
     given: Given = Given()
     words: tuple[str, ...] = ()
     inventory: Inventory = INVENTORY

@@ -14,7 +14,7 @@ from msgspec.structs import replace
 from nri_gpu.domain.container import ContainerId
 from nri_gpu.domain.node import Inventory, Majors
 from nri_gpu.observe.given import NO_KUBELET, Given, GivenDevice
-from nri_gpu.observe.looks import Look, SeenContainer, Unseen
+from nri_gpu.observe.looks import NodeLook, SeenContainer, Unseen
 from nri_gpu.observe.observer import AWAY, Observer, Senses
 from nri_gpu.policy.model import Policy
 from nri_gpu.policy.observe_settings import ObserveSettings
@@ -47,7 +47,7 @@ class Node:
         senses = Senses(look=self._look, given=self._ask, folders=lambda: [folder])
         self.observer = Observer(self.state, senses, settle_s=0.02, fresh_s=3600)
 
-    async def _look(self, inventory: Inventory, processes: bool) -> Look:
+    async def _look(self, inventory: Inventory, processes: bool) -> NodeLook:
         assert self.at_once == 0
         self.at_once, at = 1, time.monotonic()
         await asyncio.sleep(self.takes_s)
@@ -58,7 +58,7 @@ class Node:
             raise self.fault
         unseen = (Unseen("processes", "some are hidden"),) if processes else (Unseen("bundles", "one is broken"),)
         extent = EXTENT if processes else None
-        return Look(at=at, containers=self.containers, uses=self.uses, extent=extent, unseen=unseen)
+        return NodeLook(at=at, containers=self.containers, uses=self.uses, extent=extent, unseen=unseen)
 
     async def _ask(self) -> Given:
         self.asked += 1
