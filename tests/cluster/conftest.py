@@ -14,7 +14,7 @@ from tests.support.cluster import FOLDER, Cluster, programs
 from tests.support.cluster_claims import DraCluster
 from tests.support.daemon import FOUR_GPUS
 from tests.support.nvidia_dra import NvidiaDra
-from tests.support.observed_cluster import ObservedCluster
+from tests.support.observed_cluster import ObservedCluster, usual_bundles
 
 
 @pytest.fixture(scope="session")
@@ -72,9 +72,10 @@ def observed(cluster: Cluster) -> Iterator[ObservedCluster]:
     """The cluster, where NVIDIA's DRA driver and a device plugin allocate the four GPUs; no observer runs yet."""
     nvidia = NvidiaDra(cluster, FOUR_GPUS)
     nvidia.run()
-    made = ObservedCluster(cluster)
-    made.run_plugin()
-    yield made
-    cluster.kubectl("delete", "pods,resourceclaims", "--all")  # what prepared claims must run until they are gone
-    made.end()
+    with usual_bundles(cluster):
+        made = ObservedCluster(cluster)
+        made.run_plugin()
+        yield made
+        cluster.kubectl("delete", "pods,resourceclaims", "--all")  # what prepared claims must run until they are gone
+        made.end()
     nvidia.stop()

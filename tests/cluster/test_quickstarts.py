@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import subprocess
+from contextlib import nullcontext
 from pathlib import Path
 from shlex import quote
 
@@ -14,6 +15,7 @@ from tests.support import pages
 from tests.support.cluster import BUSYBOX, IMAGE, NAMESPACE, ROOT, Cluster
 from tests.support.cluster_claims import ACCOUNT
 from tests.support.helm import PROGRAMS, Helm
+from tests.support.observed_cluster import usual_bundles
 
 pytestmark = pytest.mark.cluster
 
@@ -55,4 +57,5 @@ def test_a_reader_follows_it(cluster: Cluster, image: None, tmp_path: Path, page
             said.seek(0)
             return said.read()
 
-    pages.follow(pages.FOLDER / f"{page}.md", shell)
+    with usual_bundles(cluster) if page == "observe" else nullcontext():
+        pages.follow(pages.FOLDER / f"{page}.md", shell)

@@ -52,6 +52,19 @@ _CHANCE: Final = (
 )
 
 
+@contextmanager
+def usual_bundles(cluster: Cluster) -> Iterator[None]:
+    """The node's containers have their bundles where a containerd of the defaults keeps them, too."""
+    cluster.enter("mkdir", "-p", _TASKS)
+    done = cluster.enter("mount", "--bind", str(cluster.place / "ctrd" / "state" / TASKS), _TASKS)
+    if done.returncode:
+        raise HarnessError(f"mount: {done.stderr}")
+    try:
+        yield
+    finally:
+        cluster.enter("umount", _TASKS)
+
+
 class ObservedCluster:
     """A cluster whose GPUs a device plugin allocates: ours, of another resource's name and state folder."""
 
@@ -59,15 +72,10 @@ class ObservedCluster:
         self.cluster = cluster
         self.run_dir = Path(tempfile.mkdtemp(prefix="observe-", dir=cluster.folder))
         self._daemon_dir = Path(tempfile.mkdtemp(prefix="apart-", dir=cluster.folder))
-        cluster.enter("mkdir", "-p", _TASKS)
-        done = cluster.enter("mount", "--bind", str(cluster.place / "ctrd" / "state" / TASKS), _TASKS)
-        if done.returncode:
-            raise HarnessError(f"mount: {done.stderr}")
 
     def end(self) -> None:
         """No observer and no plugin, and the node shows none."""
         self.stop()
-        self.cluster.enter("umount", _TASKS)
         self.cluster.stop(DAEMON)
         self.cluster.wait_allocatable(0, RESOURCE)
 
