@@ -13,7 +13,7 @@ from typing import Final
 
 from msgspec import convert, to_builtins
 
-from nri_gpu.cli.ask_daemon import answer_of, ask
+from nri_gpu.cli.ask_daemon import answer_of, answering, ask
 from nri_gpu.cli.observed_page import observed_table
 from nri_gpu.cli.page import Line, rows_of
 from nri_gpu.cli.processes_page import ask_for_processes, processes_lines

@@ -26,7 +26,7 @@ from nri_gpu.domain.errors import UnseenError
 from nri_gpu.observe.bundles import FoundContainer, found_containers
 from nri_gpu.observe.container_seen import Numbers, seen_container
 from nri_gpu.observe.fair_share import fair_share
-from nri_gpu.observe.looks import Line, Unseen
+from nri_gpu.observe.looks import USES_MAX, Line, Unseen
 from nri_gpu.stray.process_scan import NICE, scan
 from nri_gpu.stray.uses import CLOSED_MAX, Extent, Use
 from nri_gpu.system.cgroups import DEVICES, cgroups_of
@@ -35,9 +35,8 @@ from nri_gpu.verify.in_kernel import DeviceFilter, Kernel, UnmountedError
 
 RULES: Final = "rules"  # as of `Unseen.what`
 PROCESSES: Final = "processes"  # likewise
-USES_MAX: Final = 4096  # processes that are kept: a container may have any number of them, in cgroups of its own
 USES_BYTES_MAX: Final = 1 << 20  # of all of them as they are printed: the path of each may have a thousand
-_NEEDS: Final = "reading them needs root on the host, and in a pod a privileged one (chart: observe.nvml=true)"
+_NEEDS: Final = "`nri-gpu verify` by root on the host reads them, as a privileged pod does (chart: observe.nvml=true)"
 
 
 class Wish(Struct, frozen=True, kw_only=True):

@@ -51,7 +51,7 @@ def several_drivers(node: JoinedNode) -> Iterator[ObservedFinding]:
     kernel = f", and the kernel's module is {shown(loaded)}" if loaded else ""
     message = (
         f"containers have driver files of {'; of '.join(parts[:NAMED_MAX])}{more}{kernel}: CUDA fails where "
-        "the two differ, so delete these pods and have them made again"
+        "the two differ, so delete these and have them made again"
     )
     yield finding(FindingKind.DRIVERS, message)
 

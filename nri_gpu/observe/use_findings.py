@@ -21,8 +21,9 @@ TEXT_MAX: Final = 120  # characters of a path in a sentence
 _EXCEPT: Final = "or list {} in the policy's stray.exceptions if it may"
 _HOST: Final = "it runs outside containers, where no allocator gives GPUs: end it, " + _EXCEPT.format("its program")
 _UNKNOWN: Final = (
-    "its runtime keeps its containers where this observer does not look, or another container passed it an open node, "
-    "so who gave it that is not known: see to it there, " + _EXCEPT.format("its cgroup")
+    "its runtime keeps its containers where this observer does not look (chart: observe.runtimes), or another "
+    "container passed it an open node, so who gave it that is not known: see to it there, "
+    + _EXCEPT.format("its cgroup")
 )
 _MONITOR: Final = "; or list its pod in the policy's foreign.monitors if it only watches"
 _NUMBERS: Final = re.compile("[0-9]+")  # of processes, and of how often

@@ -8,7 +8,7 @@ from nri_gpu.policy.forms import about
 
 
 class ObserveSettings(Struct, frozen=True, kw_only=True):
-    """`nri-gpu observe`, beside another component that allocates GPUs (docs/quickstart/observe.md)."""
+    """The way `nri-gpu observe` looks at a node where another component allocates GPUs (docs/quickstart/observe.md)."""
 
     xids: Annotated[
         bool,

@@ -49,6 +49,7 @@ _O_PATH: Final = 0o10000000  # such a descriptor opens no device (asm-generic/fc
 _KCMP: Final = {"x86_64": 312, "aarch64": 272}.get(os.uname().machine)
 _KCMP_FILES: Final = 2
 NICE: Final = 10
+_ALONE: Final = 3
 FILES_OF_TURN: Final = (64, 1024, 16_384, 1 << 30)  # a process that has more open waits for the next turn
 READ_S: Final = 12.0  # for the files of all processes; who asked waits for 20 s, and has other things to see
 HOLDERS_MAX: Final = 256  # processes of one cgroup with one node, which are named

@@ -8,9 +8,9 @@ import msgspec
 import pytest
 
 from nri_gpu.domain.container import ContainerId
-from nri_gpu.observe.look import USES_BYTES_MAX, USES_MAX, bounded
+from nri_gpu.observe.look import USES_BYTES_MAX, bounded
 from nri_gpu.observe.looker import HIDDEN, look_of, rootless
-from nri_gpu.observe.looks import SeenContainer, Unseen
+from nri_gpu.observe.looks import USES_MAX, SeenContainer, Unseen
 from nri_gpu.observe.runtime_table import CONTAINERD, DOCKER, PODMAN
 from nri_gpu.stray.judge import container_of
 from nri_gpu.stray.uses import Extent, Use

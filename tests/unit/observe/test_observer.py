@@ -132,17 +132,6 @@ async def test_what_the_kubelet_gave_stays_given_while_it_is_away(node: Node, si
         assert observer.status().kubelet_s == pytest.approx(time.time() - time.monotonic() + 1.0, abs=1)
 
 
-async def test_findings_are_logged_as_they_come_and_go(node: Node, log: Log) -> None:
-    old = SeenContainer(id=ContainerId("a" * 64), runtime="Docker", driver_versions=("570.86.15",))
-    node.containers = (old, replace(old, id=ContainerId("b" * 64), driver_versions=("580.95.05",)))
-    async with node.observed() as observer:
-        await until("a line", lambda: bool(log.said("observer finding")))
-        node.containers = (old,)
-        (node.folder / "one").mkdir()
-        await until("the end of it", lambda: observer.status().findings == ())
-        assert len(log.said("observer finding is gone")) == 1
-
-
 async def test_whoever_asks_waits_for_a_look_that_is_not_old(node: Node) -> None:
     node.takes_s = 0.1
     async with running(node.observer.run()):
