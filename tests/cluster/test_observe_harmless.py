@@ -12,7 +12,7 @@ import pytest
 from tests.support.cluster import Cluster, Object, pod, wait_for
 from tests.support.cluster_claims import claim, on_claim
 from tests.support.nvidia_dra import SET, asked
-from tests.support.observed_cluster import OBSERVER, RESOURCE, ObservedCluster, allocations
+from tests.support.observed_cluster import OBSERVER, REPLICAS, RESOURCE, ObservedCluster, allocations
 
 pytestmark = [pytest.mark.cluster, pytest.mark.ground(SET)]
 
@@ -25,6 +25,7 @@ def _lives(cluster: Cluster, observed: ObservedCluster, seen: Callable[[], None]
     """The evidence of four pods that came, were looked at, and went."""
     privileged = pod("privileged")
     privileged["spec"]["containers"][0]["securityContext"] = {"privileged": True}
+    cluster.wait_allocatable(REPLICAS, RESOURCE)  # a busy node may be without for a moment
     cluster.apply(claim("big", asked()), on_claim("claimed", "big"), pod("plugged", 1, RESOURCE))
     cluster.apply(pod("plain"), privileged)
     cluster.wait_running(*NAMES)

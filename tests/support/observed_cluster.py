@@ -85,7 +85,14 @@ class ObservedCluster:
         socket = Policy.default().plugin.socket
         words = ("--gpus", str(FOUR_GPUS), "--socket", socket, "--policy", str(file), "--state-dir")
         self.cluster.spawn(DAEMON, "run", *words, str(self._daemon_dir))
+        # The node may show what an earlier plugin had.
+        wait_for("our device plugin", self._registered, explain=lambda: self.cluster.log(DAEMON)[-3000:])
         self.cluster.wait_allocatable(REPLICAS, RESOURCE)
+
+    def _registered(self) -> bool:
+        done = self.cluster.nri_gpu("status", "-o", "json", "--state-dir", str(self._daemon_dir))
+        status = json.loads(done.stdout) if done.stdout.startswith("{") else {}
+        return any(each["registered"] for each in status.get("kubelet", {}).get("resources", ()))
 
     # -- the observer -------------------------------------------------------------------------------------------------
 
