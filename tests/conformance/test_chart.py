@@ -154,6 +154,7 @@ def install(node: Containerd, folder: Path, kubelet: Mapping[str, Any]) -> Clust
         "driverRoot": str(make_driver_root(folder / "driver")),
         "state": str(folder / "state"),
         "stage": str(folder / "stage"),
+        "remembered": str(folder / "remembered"),
     }
     rendered = documents(paths=paths, kubelet=kubelet)
     (config,) = (each for each in rendered if each["kind"] == "ConfigMap")
