@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Final
 
 from nri_gpu.daemon.answers import AllocationStatus, ObserverStatus
 from nri_gpu.decision.refusals import called
+from nri_gpu.domain.container import DeviceNumber
 from nri_gpu.domain.gpu import GpuUuid
 from nri_gpu.domain.node import Inventory
 from nri_gpu.domain.text import listed, shown
-from nri_gpu.injection.device_numbers import device_numbers
+from nri_gpu.injection.device_numbers import Owner, device_numbers
 from nri_gpu.observe.looks import NodeLook, SeenContainer
 from nri_gpu.observe.node_findings import lost_numbers
 from nri_gpu.observe.observed_allocations import HOOK, NO_UNITS, NOT_KNOWN, PRIVILEGED, short_name
@@ -34,11 +35,11 @@ def allocation_report(look: NodeLook, known: ObserverStatus, inventory: Inventor
     for each in known.allocations:
         if each.container_id and each.by not in _NAMES_NOBODY:
             of_container[each.container_id].append(each)
-    access, asked_s = UnitAccess(inventory), known.looked_s or 0.0
+    access, owners, asked_s = UnitAccess(inventory), device_numbers(inventory), known.looked_s or 0.0
     if known.kubelet:
         asked_s = min(asked_s, known.kubelet_s or 0.0)
     found = [
-        _verified(each, of_container[each.id], access, inventory, asked_s)
+        _verified(each, of_container[each.id], access, owners, inventory, asked_s)
         for each in look.containers
         if not each.sandbox and not each.user
     ]
@@ -48,7 +49,12 @@ def allocation_report(look: NodeLook, known: ObserverStatus, inventory: Inventor
 
 
 def _verified(
-    container: SeenContainer, given: list[AllocationStatus], access: UnitAccess, inventory: Inventory, asked_s: float
+    container: SeenContainer,
+    given: list[AllocationStatus],
+    access: UnitAccess,
+    owners: Mapping[DeviceNumber, Owner],
+    inventory: Inventory,
+    asked_s: float,
 ) -> ContainerReport:
     """Return the report on a container. asked_s: what was given after that is not known, seconds since the epoch."""
     uuids = NO_UNITS.union(GpuUuid(each.gpu_uuid) for each in given if each.gpu_uuid)
@@ -65,7 +71,6 @@ def _verified(
         unseen = next((why for holds, why in reasons if holds), "")
     clauses = () if unseen or container.privileged else (*_clauses(container, uuids, access, inventory),)
     verdict = _verdict(container, uuids, access, lost=bool(clauses)) if not unseen else Verdict.UNSEEN
-    owners = device_numbers(inventory)
     return ContainerReport(
         id=container.id,
         pod=short_name(container),

@@ -8,7 +8,7 @@ from typing import Final
 from loguru import logger
 
 from nri_gpu.daemon.answers import ObservedFinding
-from nri_gpu.observe.fair_share import fair_share
+from nri_gpu.domain.fair_share import fair_share
 from nri_gpu.observe.use_findings import subject
 
 LINES_MAX: Final = 32  # of one look; `status` and metrics have the rest

@@ -20,8 +20,8 @@ import msgspec
 from msgspec import Struct
 
 from nri_gpu.domain.errors import NriGpuError
+from nri_gpu.domain.fair_share import fair_share
 from nri_gpu.domain.text import counted
-from nri_gpu.observe.fair_share import fair_share
 from nri_gpu.observe.given import NO_KUBELET, Given, GivenDevice, PodContainer
 from nri_gpu.stray.allocated import AllocationsUnknownError, answer_of_child, asked, has_kubelet
 from nri_gpu.system.capabilities import set_aside

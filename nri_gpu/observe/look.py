@@ -23,9 +23,9 @@ from msgspec.structs import replace
 
 from nri_gpu.domain.container import DeviceNumber
 from nri_gpu.domain.errors import UnseenError
+from nri_gpu.domain.fair_share import fair_share
 from nri_gpu.observe.bundles import FoundContainer, found_containers
 from nri_gpu.observe.container_seen import Numbers, seen_container
-from nri_gpu.observe.fair_share import fair_share
 from nri_gpu.observe.looks import USES_MAX, Line, Unseen
 from nri_gpu.stray.process_scan import NICE, scan
 from nri_gpu.stray.uses import CLOSED_MAX, Extent, Use

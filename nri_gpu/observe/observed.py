@@ -11,6 +11,7 @@ from msgspec.structs import replace
 
 from nri_gpu.daemon.answers import AllocationStatus, ObservedFinding
 from nri_gpu.domain.container import ContainerId, DeviceNumber, PodId
+from nri_gpu.domain.fair_share import fair_share
 from nri_gpu.domain.gpu import GpuUuid
 from nri_gpu.domain.node import Inventory
 from nri_gpu.domain.text import shown
@@ -19,7 +20,6 @@ from nri_gpu.ledger.holders import ExternalAllocation
 from nri_gpu.ledger.ledger import Ledger, Live
 from nri_gpu.nri.list_size import ListedContainer
 from nri_gpu.observe import node_findings, use_findings
-from nri_gpu.observe.fair_share import fair_share
 from nri_gpu.observe.given import Given, PodContainer
 from nri_gpu.observe.joined_node import JoinedNode, SeenIds, closed_containers, open_numbers
 from nri_gpu.observe.looks import NodeLook, SeenContainer

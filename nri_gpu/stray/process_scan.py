@@ -28,6 +28,7 @@ from typing import Final
 
 import msgspec
 
+from nri_gpu.domain.fair_share import by_turn
 from nri_gpu.stray.uses import CLOSED_MAX, LIBCUDA, DeviceNumber, Extent, Use
 from nri_gpu.system.proc import (
     PATH_MAX,
@@ -127,18 +128,10 @@ class _Reading:
                     self.closed.append(pid)
                 except OSError:  # it ended meanwhile
                     continue
-            pids = _by_turn(larger)
+            pids = by_turn(larger, _cgroups_if_there)
 
     def _has_time(self, _: object = None) -> bool:
         return time.monotonic() < self._until
-
-
-def _by_turn(pids: Iterable[int]) -> list[int]:
-    met, turns = Counter[tuple[str, ...]](), list[tuple[int, int]]()
-    for pid in pids:
-        met[cgroups := _cgroups_if_there(pid)] += 1
-        turns.append((met[cgroups], pid))
-    return [pid for _, pid in sorted(turns)]
 
 
 def _cgroups_if_there(pid: int) -> tuple[str, ...]:

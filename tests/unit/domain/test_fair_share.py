@@ -4,7 +4,11 @@ from __future__ import annotations
 
 import pytest
 
-from nri_gpu.observe.fair_share import fair_share
+from nri_gpu.domain.fair_share import by_turn, fair_share
+
+
+def test_each_owner_has_a_turn_before_any_has_another() -> None:
+    assert by_turn(["a1", "a2", "b1", "a3", "c1", "b2"], lambda each: each[0]) == ["a1", "b1", "c1", "a2", "b2", "a3"]
 
 
 @pytest.mark.parametrize(
