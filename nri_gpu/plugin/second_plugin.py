@@ -70,7 +70,12 @@ def connected_clause(pids: list[int]) -> str:
 
 
 def connected_daemons(socket: Path, proc: Path = PROC) -> Iterator[int]:
-    """Yield the pid of each other `nri-gpu run` that is connected to the runtime's socket, as far as this user sees."""
+    """Yield the pid of each other `nri-gpu run` that is connected to the runtime's socket, as far as this user sees.
+
+    A child that has just been forked has its parent's words and connections until it begins a program of its own, so
+    each connection counts once, and our own never.
+    """
+    counted: set[int] = set()
     try:
         pids = sorted(int(each.name) for each in proc.iterdir() if each.name.isdecimal())
     except OSError:
@@ -79,7 +84,9 @@ def connected_daemons(socket: Path, proc: Path = PROC) -> Iterator[int]:
         words = (text_of(proc / str(pid) / "cmdline", _ARGUMENTS_MAX, "utf-8") or "").split("\0")
         if pid != os.getpid() and "run" in words and any("nri_gpu" in word.replace("-", "_") for word in words[:3]):
             process = proc / str(pid)
-            if not clients_of(socket, process).isdisjoint(opened_by(process)):
+            counted |= set(opened_by(proc / "self"))
+            if connections := clients_of(socket, process).intersection(opened_by(process)) - counted:
+                counted |= connections
                 yield pid
 
 

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import socket
+import subprocess
+import sys
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -24,6 +27,17 @@ PROOFS: dict[str, tuple[Mapping[str, pb.CreateContainerResponse], str]] = {
     "a grant of another's": ({"20-x": GRANT}, ""),
     "a grant of one of its name": ({"20-nri-gpu": GRANT}, "NRI plugin 20-nri-gpu granted GPUs to a container"),
 }
+
+# By its words an nri-gpu. It connects or has a connection of its parent's, and a child of it has both, too.
+FORKS = """
+import os, socket, sys  # nri_gpu
+connection = socket.socket(socket.AF_UNIX)
+if sys.argv[2] == "connects":
+    connection.connect(sys.argv[3])
+if os.fork():
+    print("ready", flush=True)
+sys.stdin.read()
+"""
 
 
 @pytest.mark.parametrize("name", PROOFS)
@@ -70,6 +84,26 @@ def test_a_forged_annotation_makes_no_error(log: Log) -> None:
     bench.settle()
     assert bench.plugin.second.proof == ""
     assert [line for line in log.lines if line.level == "ERROR"] == []
+
+
+@pytest.mark.parametrize("does", ["connects", "inherits"])
+def test_a_connection_counts_once_and_our_own_never(tmp_path: Path, does: str) -> None:
+    """A child that is no program of its own yet has its parent's words and connections."""
+    path = tmp_path / "nri.sock"
+    with socket.socket(socket.AF_UNIX) as listener, socket.socket(socket.AF_UNIX) as own:
+        listener.bind(str(path))
+        listener.listen()
+        own.connect(str(path))
+        ends = [listener.accept()]
+        words = [sys.executable, "-c", FORKS, "run", does, str(path)]
+        pipe, passed = subprocess.PIPE, [own.fileno()]
+        with subprocess.Popen(words, stdin=pipe, stdout=pipe, pass_fds=passed, text=True) as forks:
+            assert forks.stdout
+            assert forks.stdout.readline() == "ready\n"
+            ends += [listener.accept()] if does == "connects" else []
+            assert [*connected_daemons(path)] == ([forks.pid] if does == "connects" else [])
+    for end, _ in ends:
+        end.close()
 
 
 def test_nothing_is_known_where_proc_is_not_seen(tmp_path: Path) -> None:
