@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any, Final, Self
 
 from tests.support import image, packages
-from tests.support.cleanup import cgroups_named
+from tests.support.cleanup import remove_cgroups
 from tests.support.cri import ContainerId
 from tests.support.errors import HarnessError
 
@@ -88,8 +88,7 @@ class Podman:
 
     def __exit__(self, *_: object) -> None:
         self._holder.communicate(timeout=COMMAND_TIMEOUT_S)
-        for each in cgroups_named(self.base.name):
-            each.rmdir()
+        remove_cgroups(self.base.name)
         shutil.rmtree(self.base)
 
     def __call__(self, *arguments: str) -> str:
