@@ -1,7 +1,192 @@
+{{/*
+Gives every value that is absent its default, in .Values itself: each template begins with this. With `helm upgrade
+--reuse-values` a new chart sees none of its own defaults. These are the values that were added since 0.1.0.
+*/}}
+{{- define "nri-gpu.defaults" -}}
+{{- include "nri-gpu.complete" (list .Values (include "nri-gpu.added" . | fromYaml)) -}}
+{{- end }}
+
+{{/* Gives a table the keys of another one that it lacks; what it has stays, false and empty, too. */}}
+{{- define "nri-gpu.complete" -}}
+{{- $table := index . 0 -}}
+{{- range $key, $default := index . 1 -}}
+{{- if or (not (hasKey $table $key)) (kindIs "invalid" (get $table $key)) -}}
+{{- $_ := set $table $key $default -}}
+{{- else if and (kindIs "map" $default) (kindIs "map" (get $table $key)) -}}
+{{- include "nri-gpu.complete" (list (get $table $key) $default) -}}
+{{- end -}}
+{{- end -}}
+{{- end }}
+
+{{- define "nri-gpu.added" -}}
+nameOverride: ""
+fullnameOverride: ""
+namespaceOverride: ""
+commonLabels: {}
+global: {imageRegistry: "", imagePullSecrets: []}
+image: {registry: "", digest: ""}
+imagePullSecrets: []
+serviceAccount: {create: true, name: "", annotations: {}}
+rbac: {create: true}
+extraObjects: []
+metrics:
+  annotations: true
+  serviceMonitor:
+    enabled: false
+    interval: ""
+    scrapeTimeout: ""
+    labels: {}
+    relabelings: []
+    metricRelabelings: []
+rules: {enabled: false, runbookUrl: ""}
+dashboards: {enabled: false}
+tolerateMissingKeys: [tolerate-missing.gpu.nri.io]
+updateStrategy: {}
+extraEnv: []
+extraArgs: []
+extraVolumes: []
+extraVolumeMounts: []
+guard: {extraEnv: [], extraArgs: [], extraVolumes: [], extraVolumeMounts: []}
+dra:
+  serviceAccount: {create: true, name: "", annotations: {}}
+  updateStrategy: {}
+  extraEnv: []
+  extraArgs: []
+  extraVolumes: []
+  extraVolumeMounts: []
+mode: ""
+observe:
+  nvml: false
+  libraries: usr
+  runtimes: []
+  priorityClassName: ""
+  resources:
+    requests: {cpu: 10m, memory: 64Mi}
+    limits: {memory: 256Mi}
+  updateStrategy: {}
+  extraEnv: []
+  extraArgs: []
+  extraVolumes: []
+  extraVolumeMounts: []
+paths: {remembered: /var/lib/nri-gpu}
+{{- end }}
+
+{{/* Begins the names of what lies in the namespace. */}}
+{{- define "nri-gpu.fullname" -}}
+{{ .Values.fullnameOverride | default .Release.Name }}
+{{- end }}
+
+{{- define "nri-gpu.namespace" -}}
+{{ .Values.namespaceOverride | default .Release.Namespace }}
+{{- end }}
+
+{{/* Begins the names of what lies in no namespace: neither part has a dot, so that no two releases share a name. */}}
+{{- define "nri-gpu.clusterwide" -}}
+{{ include "nri-gpu.namespace" . }}.{{ include "nri-gpu.fullname" . }}
+{{- end }}
+
+{{/* By which pods of one component are selected. Two releases in one namespace have different full names. */}}
+{{- define "nri-gpu.selected" -}}
+app.kubernetes.io/name: nri-gpu
+app.kubernetes.io/instance: {{ include "nri-gpu.fullname" (index . 0) }}
+{{- with index . 1 }}
+app.kubernetes.io/component: {{ . }}
+{{- end }}
+{{- end }}
+
+{{/* Labels of an object, of which component or "". What is selected by its name keeps that: "nri-gpu.serviceLabels". */}}
+{{- define "nri-gpu.labels" -}}
+{{- $root := index . 0 -}}
+{{- $own := include "nri-gpu.selected" . | fromYaml -}}
+{{- $_ := set $own "app.kubernetes.io/name" ($root.Values.nameOverride | default "nri-gpu") -}}
+{{- $_ := set $own "app.kubernetes.io/version" $root.Chart.AppVersion -}}
+{{- $_ := set $own "app.kubernetes.io/managed-by" $root.Release.Service -}}
+{{- $_ := set $own "helm.sh/chart" (printf "%s-%s" $root.Chart.Name $root.Chart.Version | replace "+" "_") -}}
+{{- merge $own ($root.Values.commonLabels | default dict) | toYaml -}}
+{{- end }}
+
+{{/* The same for a Service: what Prometheus calls the job is this name, and the alerts go by it. */}}
+{{- define "nri-gpu.serviceLabels" -}}
+{{- mergeOverwrite (include "nri-gpu.labels" . | fromYaml) (include "nri-gpu.selected" . | fromYaml) | toYaml -}}
+{{- end }}
+
+{{/* The account of daemon, guard and observer, which has no rights. */}}
+{{- define "nri-gpu.account" -}}
+{{ .Values.serviceAccount.name | default (.Values.serviceAccount.create | ternary (include "nri-gpu.fullname" .) "default") }}
+{{- end }}
+
+{{/* The account of the DRA driver, the only one here that has rights. */}}
+{{- define "nri-gpu.draAccount" -}}
+{{ .Values.dra.serviceAccount.name | default (printf "%s-dra" (include "nri-gpu.fullname" .)) }}
+{{- end }}
+
+{{- define "nri-gpu.draSubject" -}}
+kind: ServiceAccount
+name: {{ include "nri-gpu.draAccount" . }}
+namespace: {{ include "nri-gpu.namespace" . }}
+{{- end }}
+
 {{/* The image's name: the default cannot exist, because there is no public one. */}}
 {{- define "nri-gpu.image" -}}
-{{- $repository := required "image.repository is not set: there is no public image, so build one with deploy/Containerfile and name it as in your registry (--set image.repository=REGISTRY/nri-gpu)" .Values.image.repository -}}
-{{ $repository }}:{{ .Values.image.tag | default .Chart.AppVersion }}
+{{- $image := .Values.image -}}
+{{- $repository := required "image.repository is not set: there is no public image, so build one with deploy/Containerfile and name it as in your registry (--set image.repository=REGISTRY/nri-gpu)" $image.repository -}}
+{{- with .Values.global.imageRegistry | default $image.registry }}{{ . }}/{{ end }}{{ $repository }}
+{{- if or $image.tag (not $image.digest) }}:{{ $image.tag | default .Chart.AppVersion }}{{ end }}
+{{- with $image.digest }}@{{ . }}{{ end }}
+{{- end }}
+
+{{/* Secrets for the registry, by name or as {name: ...}; what all charts of a parent have comes first. */}}
+{{- define "nri-gpu.pullSecrets" -}}
+{{- $names := list -}}
+{{- range concat (.Values.global.imagePullSecrets | default list) (.Values.imagePullSecrets | default list) -}}
+{{- $names = append $names (kindIs "map" . | ternary . (dict "name" .)) -}}
+{{- end -}}
+{{- with $names | uniq }}
+imagePullSecrets:
+  {{- toYaml . | nindent 2 }}
+{{- end }}
+{{- end }}
+
+{{/* If containerd may create nothing without nri-gpu (config/containerd/required-plugins.toml), a pod with these may be. */}}
+{{- define "nri-gpu.tolerations" -}}
+{{- range .Values.tolerateMissingKeys }}
+{{ . }}: "true"
+{{- end }}
+{{- end }}
+
+{{/* Annotations of a pod: those of a Job above, a pod's own, and the values'. */}}
+{{- define "nri-gpu.podAnnotations" -}}
+{{- $all := include "nri-gpu.tolerations" (index . 0) | fromYaml -}}
+{{- range $key, $value := index . 1 -}}
+{{- $_ := set $all $key $value -}}
+{{- end -}}
+{{- range $key, $value := (index . 0).Values.podAnnotations -}}
+{{- $_ := set $all $key $value -}}
+{{- end -}}
+{{- with $all -}}
+annotations:
+  {{- toYaml . | nindent 2 }}
+{{- end -}}
+{{- end }}
+
+{{/* By which a Prometheus without its operator finds the pods. */}}
+{{- define "nri-gpu.scrapeAnnotations" -}}
+{{- if and .Values.metrics.enabled .Values.metrics.annotations (not .Values.metrics.serviceMonitor.enabled) -}}
+prometheus.io/scrape: "true"
+prometheus.io/port: {{ .Values.metrics.port | quote }}
+{{- end }}
+{{- end }}
+
+{{/* How an upgrade replaces the pods: as the values say, or by default the surge of the second word. */}}
+{{- define "nri-gpu.updateStrategy" -}}
+updateStrategy:
+{{- with index . 0 }}
+  {{- toYaml . | nindent 2 }}
+{{- else }}
+  type: RollingUpdate
+  rollingUpdate:
+    {{- toYaml (index . 1) | nindent 4 }}
+{{- end }}
 {{- end }}
 
 {{/* On which nodes all pods here run. */}}
@@ -62,6 +247,16 @@ podman: [/run/containers/storage/overlay-containers, /var/lib/containers/storage
 crio: [/run/containers/storage/overlay-containers]
 {{- end }}
 
+{{/* Of all runtimes that the values name. */}}
+{{- define "nri-gpu.folders" -}}
+{{- $bundles := include "nri-gpu.bundles" . | fromYaml }}
+{{- $folders := list }}
+{{- range .Values.observe.runtimes | default (list (include "nri-gpu.runtime" .)) }}
+{{- $folders = concat $folders (get $bundles .) | uniq }}
+{{- end }}
+{{- toYaml $folders }}
+{{- end }}
+
 {{/* The runtime of the cluster's nodes, as far as the API server tells it. */}}
 {{- define "nri-gpu.runtime" -}}
 {{- if regexMatch "\\+(k3s|rke2)" .Capabilities.KubeVersion.Version }}k3s
@@ -77,11 +272,6 @@ crio: [/run/containers/storage/overlay-containers]
   valueFrom:
     fieldRef:
       fieldPath: spec.nodeName
-{{- end }}
-
-{{/* Begins the names of what lies in no namespace: neither part has a dot, so that no two releases share a name. */}}
-{{- define "nri-gpu.clusterwide" -}}
-{{ .Release.Namespace }}.{{ .Release.Name }}
 {{- end }}
 
 {{/* The options of the daemon that override its policy file: the Job that checks a policy takes them, too. */}}
@@ -110,4 +300,92 @@ crio: [/run/containers/storage/overlay-containers]
 {{- else }}
 - --no-dra
 {{- end }}
+{{- end }}
+
+{{/* The options that a component has by values, and what is its own: of an extra argument, the value to set instead. */}}
+{{- define "nri-gpu.options" -}}
+policy: policy
+watch-policy: policy
+socket: paths.nri
+driver-root: paths.driverRoot
+driver-host-root: paths.driverRoot
+stage-dir: paths.stage
+state-dir: paths.state
+run-dir: ""
+stand-by: updateStrategy
+labels: labels.enabled
+metrics: metrics.enabled
+metrics-public: metrics.enabled
+kubelet: kubelet.enabled
+no-kubelet: kubelet.enabled
+kubelet-registration: kubelet.registration
+dra: dra.enabled
+no-dra: dra.enabled
+dra-driver: dra.driver
+dra-dir: kubelet.root
+gpus: simulation
+node-name: ""
+log-level: logLevel
+{{- end }}
+
+{{/*
+What the values add to a container, each after our own and none instead of it: the values' table, its name with a dot at
+its end or "", and the rest, which differs.
+*/}}
+{{- define "nri-gpu.extraArgs" -}}
+{{- $name := index . 1 -}}
+{{- $options := include "nri-gpu.options" . | fromYaml -}}
+{{- range (index . 0).extraArgs }}
+{{- $option := . | trimPrefix "--" | splitList "=" | first -}}
+{{- if hasKey $options $option -}}
+{{- fail (printf "%sextraArgs: --%s is %s: remove it there" $name $option (get $options $option | empty | ternary "the chart's own" (printf "what the value %s sets" (get $options $option)))) -}}
+{{- end }}
+- {{ . | quote }}
+{{- end }}
+{{- end }}
+
+{{- define "nri-gpu.extraEnv" -}}
+{{- $name := index . 1 -}}
+{{- range (index . 0).extraEnv }}
+{{- if has .name (list "NVIDIA_VISIBLE_DEVICES" "NODE_NAME") -}}
+{{- fail (printf "%sextraEnv: %s is the chart's own: remove it there" $name .name) -}}
+{{- end }}
+{{- end }}
+{{- with (index . 0).extraEnv }}
+{{- toYaml . }}
+{{- end }}
+{{- end }}
+
+{{/* With the mounts of our own, and their volumes, as YAML. */}}
+{{- define "nri-gpu.volumeMounts" -}}
+{{- $name := index . 1 -}}
+{{- $own := index . 2 -}}
+{{- $volumes := index . 3 | fromYamlArray -}}
+{{- range (index . 0).extraVolumes -}}
+{{- $volumes = append $volumes . -}}
+{{- end -}}
+{{- $named := list -}}
+{{- range $volumes -}}
+{{- if has .name $named -}}
+{{- fail (printf "%sextraVolumes: a volume %s is there already: give it another name" $name .name) -}}
+{{- end -}}
+{{- $named = append $named .name -}}
+{{- end -}}
+{{- range (index . 0).extraVolumeMounts -}}
+{{- if not (has .name $named) -}}
+{{- fail (printf "%sextraVolumeMounts: no volume is called %s: name one of %sextraVolumes" $name .name $name) -}}
+{{- end -}}
+{{- $path := clean .mountPath | trimSuffix "/" -}}
+{{- range $own | fromYamlArray -}}
+{{- $ours := clean .mountPath -}}
+{{- if or (eq $path $ours) (hasPrefix (printf "%s/" $path) $ours) (hasPrefix (printf "%s/" $ours) $path) -}}
+{{- fail (printf "%sextraVolumeMounts: %s covers %s, which the chart mounts itself: choose another path" $name (default "/" $path) $ours) -}}
+{{- end -}}
+{{- end -}}
+{{- end -}}
+volumeMounts:
+  {{- $own | nindent 2 }}
+  {{- with (index . 0).extraVolumeMounts }}
+  {{- toYaml . | nindent 2 }}
+  {{- end }}
 {{- end }}
