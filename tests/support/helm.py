@@ -44,12 +44,12 @@ class Release(Struct, frozen=True):
 
 
 @cache
-def _chart() -> Chart:
+def _chart(folder: Path = CHART) -> Chart:
     if LACKING:
         pytest.skip(LACKING)
     from helm_python import Chart
 
-    return Chart.load(CHART)
+    return Chart.load(folder)
 
 
 def values(**changed: object) -> dict[str, Any]:
@@ -61,9 +61,9 @@ def _with_image(changed: dict[str, Any]) -> dict[str, Any]:
     return {**changed, "image": {"repository": IMAGE, **changed.get("image", {})}}
 
 
-def render(release: Release | None = None, **changed: object) -> dict[str, str]:
+def render(release: Release | None = None, folder: Path = CHART, **changed: object) -> dict[str, str]:
     """Template's file name -> text, of every template that renders to something. Raises: RefusedError."""
-    chosen, chart = release or Release(), _chart()
+    chosen, chart = release or Release(), _chart(folder)
     from helm_python import HelmError
 
     try:
@@ -75,9 +75,9 @@ def render(release: Release | None = None, **changed: object) -> dict[str, str]:
     }
 
 
-def documents(release: Release | None = None, **changed: object) -> list[dict[str, Any]]:
+def documents(release: Release | None = None, folder: Path = CHART, **changed: object) -> list[dict[str, Any]]:
     """The same, parsed."""
-    found = [each for text in render(release, **changed).values() for each in parsed(text)]
+    found = [each for text in render(release, folder, **changed).values() for each in parsed(text)]
     return [each for each in found if each]
 
 

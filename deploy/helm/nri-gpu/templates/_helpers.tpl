@@ -1,9 +1,10 @@
 {{/*
-Gives every value that is absent its default, in .Values itself: each template begins with this. With `helm upgrade
---reuse-values` a new chart sees none of its own defaults. These are the values that were added since 0.1.0.
+Gives every value that is absent its default, and old names' values to new ones, in .Values itself: each template begins with
+this. With `helm upgrade --reuse-values` a new chart sees none of its own defaults.
 */}}
 {{- define "nri-gpu.defaults" -}}
 {{- include "nri-gpu.complete" (list .Values (include "nri-gpu.added" . | fromYaml)) -}}
+{{- include "nri-gpu.oldKeys" . -}}
 {{- end }}
 
 {{/* Gives a table the keys of another one that it lacks; what it has stays, false and empty, too. */}}
@@ -18,6 +19,7 @@ Gives every value that is absent its default, in .Values itself: each template b
 {{- end -}}
 {{- end }}
 
+{{/* The values that were added since the chart's version 0.1.0. */}}
 {{- define "nri-gpu.added" -}}
 nameOverride: ""
 fullnameOverride: ""
@@ -69,6 +71,53 @@ observe:
   extraVolumes: []
   extraVolumeMounts: []
 paths: {remembered: /var/lib/nri-gpu}
+{{- end }}
+
+{{/*
+Values of old names that are given, and what each means under a new one. One with its old default is not given:
+--reuse-values brings them all.
+*/}}
+{{- define "nri-gpu.renamed" -}}
+{{- if eq (toString .Values.metrics.scrape) "serviceMonitor" }}
+- {old: metrics.scrape, new: metrics.serviceMonitor.enabled, value: true}
+{{- else if eq (toString .Values.metrics.scrape) "none" }}
+- {old: metrics.scrape, new: metrics.annotations, value: false}
+- {old: metrics.scrape, new: metrics.serviceMonitor.enabled, value: false}
+{{- end }}
+{{- with .Values.metrics.labels }}
+- {old: metrics.labels, new: metrics.serviceMonitor.labels, value: {{ toJson . }}}
+{{- end }}
+{{- with .Values.image.pullSecrets }}
+- {old: image.pullSecrets, new: imagePullSecrets, value: {{ toJson . }}}
+{{- end }}
+{{- with .Values.maxSurge }}
+{{- if ne (toString .) "1" }}
+- {old: maxSurge, new: updateStrategy, value: &surge {type: RollingUpdate, rollingUpdate: {maxSurge: {{ toJson . }}, maxUnavailable: 0}}}
+- {old: maxSurge, new: dra.updateStrategy, value: *surge}
+- {old: maxSurge, new: observe.updateStrategy, value: {type: RollingUpdate, rollingUpdate: {maxUnavailable: {{ toJson . }}}}}
+{{- end }}
+{{- end }}
+{{- end }}
+
+{{/* Gives the values of old names to the new ones. Done again, it changes nothing. */}}
+{{- define "nri-gpu.oldKeys" -}}
+{{- $values := .Values -}}
+{{- $added := include "nri-gpu.added" . | fromYaml -}}
+{{- range include "nri-gpu.renamed" . | fromYamlArray -}}
+{{- $path := splitList "." .new -}}
+{{- $table := $values -}}
+{{- $defaults := $added -}}
+{{- range initial $path -}}
+{{- $table = get $table . -}}
+{{- $defaults = get $defaults . -}}
+{{- end -}}
+{{- $given := get $table (last $path) | toJson -}}
+{{- if eq $given (get $defaults (last $path) | toJson) -}}
+{{- $_ := set $table (last $path) .value -}}
+{{- else if ne $given (toJson .value) -}}
+{{- fail (printf "%s is the old name of %s, and both are set and differ: remove %s (--set %s=null)" .old .new .old .old) -}}
+{{- end -}}
+{{- end -}}
 {{- end }}
 
 {{/* Begins the names of what lies in the namespace. */}}
@@ -225,7 +274,7 @@ exec:
 {{- define "nri-gpu.observes" -}}
 {{- if eq (.Values.mode | default "") "observe" -}}
 {{- if eq (toString .Values.kubelet.enabled) "true" -}}
-{{- fail "mode observe gives no pod a GPU, and kubelet.enabled=true would make nri-gpu the nodes' device plugin: leave kubelet.enabled at auto, or set mode to \"\"" -}}
+{{- fail "mode observe gives no pod a GPU, and kubelet.enabled=true would make nri-gpu the nodes' device plugin: set kubelet.enabled=auto (true was an older chart's default, which --reuse-values keeps), or mode to \"\"" -}}
 {{- end -}}
 {{- if .Values.dra.enabled -}}
 {{- fail "mode observe gives no pod a GPU, and dra.enabled=true would make nri-gpu a DRA driver: set dra.enabled=false, or mode to \"\"" -}}
