@@ -18,7 +18,7 @@ from bench import record as performance
 from tests.gpu import report as hardware
 from tests.reliability import page as reliability
 from tests.reliability import result
-from tools import files, locks, manifests, messages, plots, policy, proto, reference, schemas, share, site
+from tools import chart_values, files, locks, manifests, messages, plots, policy, proto, reference, schemas, share, site
 from tools.files import ROOT, Files, LackingError
 
 
@@ -46,6 +46,7 @@ MADE: Final[Mapping[str, Callable[[], Files]]] = {
     "plots": plots.plots,  # docs/records -> docs/pictures
     "records": records,  # docs/records -> tables in pages
     "links": links,  # pages -> docs/external-links.txt
+    "values": chart_values.pages,  # the chart's values.yaml -> its README.md
     "manifests": manifests.manifests,  # the chart -> deploy/manifests
 }
 LOCKS: Final = "locks"  # newest versions of Python's packages -> deploy/locks

@@ -41,6 +41,7 @@ NOTES: Final[Mapping[str, str]] = {
 ORDER: Final = tuple(
     f"{each}.yaml" for each in ("serviceaccount", "configmap", "admission", "guard", "daemonset", "dra", "observe")
 )
+HELMS: Final = ("helm.sh/chart:", "app.kubernetes.io/managed-by:")
 DAEMON: Final = "The daemon is privileged, and both mount folders of the host."
 OBSERVER: Final = "The observer sees the processes of the host, and mounts folders of it."
 HEAD: Final = """\
@@ -68,7 +69,7 @@ def _text(name: str) -> str:
         note=NOTES.get(name, ""),
         rights=OBSERVER if "observe.yaml" in texts else DAEMON,
     )
-    return head + "".join(f"---\n{_without_blank_ends(texts[each])}\n" for each in ORDER if each in texts)
+    return head + "".join(f"---\n{_as_applied(texts[each])}\n" for each in ORDER if each in texts)
 
 
 def as_options(changed: Mapping[str, Any]) -> list[str]:
@@ -80,9 +81,10 @@ def as_options(changed: Mapping[str, Any]) -> list[str]:
     return ["--set", ",".join(f"{path}={str(value).lower()}" for path, value in pairs.items())]
 
 
-def _without_blank_ends(text: str) -> str:
-    """Drop blanks at the ends of lines: they say nothing in these documents, and editors remove them."""
-    return "\n".join(line.rstrip() for line in text.strip().splitlines())
+def _as_applied(text: str) -> str:
+    """Drop labels of Helm, which does not apply these documents, and blanks at the ends of lines, as editors do."""
+    lines = (line.rstrip() for line in text.strip().splitlines())
+    return "\n".join(line for line in lines if not line.lstrip().startswith(HELMS))
 
 
 def manifests() -> Files:

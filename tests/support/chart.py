@@ -20,9 +20,15 @@ VARIANTS: Mapping[str, dict[str, Any]] = {
         "labels": {"enabled": True},
         "admission": {"action": "Deny", "namespaceSelector": {"matchLabels": {"team": "gpu"}}},
         "guard": {"criDir": "/run/containerd"},
-        "image": {"tag": "1.2.3", "pullSecrets": [{"name": "registry"}]},
+        "image": {"tag": "1.2.3"},
+        "imagePullSecrets": ["registry"],
         "podAnnotations": {"example.com/a": "b"},
         "podLabels": {"team": "gpu"},
+        "updateStrategy": {"type": "OnDelete"},
+    },
+    "old names": {
+        "metrics": {"enabled": True, "scrape": "serviceMonitor", "labels": {"release": "prometheus"}},
+        "image": {"pullSecrets": [{"name": "registry"}]},
         "maxSurge": "10%",
     },
     "mps": {"policy": "[mps]\nenabled = true\n", "mps": {"enabled": True, "size": "8g"}},
@@ -32,7 +38,11 @@ VARIANTS: Mapping[str, dict[str, Any]] = {
     "claims elsewhere": CLAIMS | {"kubelet": {"enabled": False, "root": "/data/kubelet"}},
     "metrics": {"metrics": {"enabled": True}},
     "scraped by the operator": {
-        "metrics": {"enabled": True, "scrape": "serviceMonitor", "port": 9999, "labels": {"release": "prometheus"}},
+        "metrics": {
+            "enabled": True,
+            "serviceMonitor": {"enabled": True, "labels": {"release": "prometheus"}},
+            "port": 9999,
+        },
     },
     "least of it": {
         "guard": {"enabled": False},
@@ -47,7 +57,7 @@ VARIANTS: Mapping[str, dict[str, Any]] = {
         **dict.fromkeys(("affinity", "tolerations", "nodeSelector", "resources", "podAnnotations", "podLabels")),
         "guard": {"resources": None},
         "admission": {"namespaceSelector": None},
-        "metrics": {"labels": None},
+        "metrics": {"labels": None, "serviceMonitor": None},
     },
 }
 # Of releases that only observe.
@@ -61,8 +71,8 @@ OBSERVING: Mapping[str, dict[str, Any]] = {
         "policy": "[observe]\nxids = true\n",
         "simulation": "# none",
         "kubelet": {"root": "/data/kubelet"},
-        "metrics": {"enabled": True, "scrape": "serviceMonitor"},
-        "image": {"pullSecrets": [{"name": "registry"}]},
+        "metrics": {"enabled": True, "serviceMonitor": {"enabled": True}},
+        "imagePullSecrets": [{"name": "registry"}],
         "podAnnotations": {"example.com/a": "b"},
         "podLabels": {"team": "gpu"},
     },

@@ -8,7 +8,7 @@ import pytest
 
 from tests.support.errors import HarnessError
 from tests.support.helm import CHART, PROGRAMS, Helm, parsed
-from tools.manifests import FOLDER, SETS, as_options
+from tools.manifests import FOLDER, HELMS, SETS, as_options
 
 RELEASE = ("nri-gpu", CHART, "--namespace=nri-gpu")
 OPTIONS = as_options({})
@@ -32,6 +32,9 @@ def test_template_makes_what_is_in_the_manifests(helm: Helm, name: str) -> None:
     made = parsed(helm("template", *RELEASE, helm.kube_version, *as_options(SETS[name][1])))
     namespace, *others = parsed((FOLDER / name).read_text())
     assert namespace["kind"] == "Namespace"
+    for each in made:  # which kubectl does not apply for Helm
+        for label in HELMS:
+            del each["metadata"]["labels"][label.rstrip(":")]
     order = lambda each: (each["kind"], each["metadata"]["name"])  # noqa: E731
     assert sorted(made, key=order) == sorted(others, key=order)
 
@@ -143,14 +146,33 @@ def test_notes_on_claims_for_old_manifests(tmp_path_factory: pytest.TempPathFact
     assert 'docs/dra.md, "From the device plugin"' in made.partition("NOTES:")[2]
 
 
-def test_notes_on_a_value_of_an_older_chart(tmp_path_factory: pytest.TempPathFactory) -> None:
-    """It is taken, under its name of today."""
+def test_notes_on_values_of_an_older_chart(tmp_path_factory: pytest.TempPathFactory) -> None:
+    """Each is named with its name of today."""
     helm = Helm("helm4", tmp_path_factory.mktemp("helm"))
-    made = helm("install", *RELEASE, *OPTIONS, "--set=stray.criDir=/run/containerd", "--dry-run=client")
-    now = helm("template", *RELEASE, *OPTIONS, "--set=health.criDir=/run/containerd")
-    assert "is called health.criDir now" in made.partition("NOTES:")[2]
-    assert "mountPath: /run/containerd" in now
-    assert parsed(now) == parsed(helm("template", *RELEASE, *OPTIONS, "--set=stray.criDir=/run/containerd"))
+
+    def notes_on(values: str) -> str:
+        return helm("install", *RELEASE, *OPTIONS, "--dry-run=client", f"--set={values}").partition("NOTES:")[2]
+
+    notes = notes_on("maxSurge=2,metrics.scrape=none")
+    assert "The value metrics.scrape is set, an old name" in notes
+    assert "set metrics.annotations and metrics.serviceMonitor.enabled instead" in notes
+    assert "set updateStrategy and dra.updateStrategy and observe.updateStrategy instead" in notes
+    assert "an old name" not in notes_on("maxSurge=1,metrics.scrape=annotations")
+
+
+def test_what_is_made_twice_is_the_same_to_the_byte(helm: Helm) -> None:
+    """So Argo CD and Flux see a difference where there is one."""
+    options = (
+        "--set=kubelet.enabled=false,dra.enabled=true,metrics.enabled=true,maxSurge=2,commonLabels.a=b,podLabels.c=d"
+    )
+    once, again = (
+        helm(
+            "template", *RELEASE, "--kube-version=1.37", *OPTIONS, options, "--set=metrics.serviceMonitor.enabled=true"
+        )
+        for _ in range(2)
+    )
+    assert "kind: ServiceMonitor" in once
+    assert once == again
 
 
 def test_what_is_wrong_is_said(helm: Helm) -> None:
@@ -163,9 +185,11 @@ def test_what_is_wrong_is_said(helm: Helm) -> None:
         "--set=kubelet.enabled=false,dra.enabled=true": "needs Kubernetes 1.34 or newer, and this is v1.33.9",
         "--set=mode=observer": "/mode",
         "--set=mode=observe,observe.runtimes={lxc}": "/observe/runtimes/0",
-        "--set=mode=observe,kubelet.enabled=true": "leave kubelet.enabled at auto",
+        "--set=mode=observe,kubelet.enabled=true": "set kubelet.enabled=auto",
         "--set=mode=observe,dra.enabled=true": "set dra.enabled=false",
-        "--set=mode=observe,observe=null": "missing property 'observe'",
+        "--set=stray.criDir=/run/containerd": "set health.criDir instead",
+        "--set=maxSurge=2,updateStrategy.type=OnDelete": "maxSurge is the old name of updateStrategy, and both are set",
+        "--set=gfd.enabled=true,migStrategy=mixed": "migStrategy is a value of NVIDIA's device plugin. Here: the",
     }.items():
         with pytest.raises(HarnessError) as refused:
             helm("template", CHART, "--namespace=nri-gpu", *OPTIONS, "--kube-version=1.33.9", option)

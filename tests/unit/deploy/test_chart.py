@@ -49,6 +49,7 @@ from tests.support.daemon import FOUR_GPUS
 from tests.support.helm import CHART, RefusedError, Release, documents, parsed, render, values
 from tests.support.prometheus import ALERTS
 from tests.unit.policy.samples import SETTINGS
+from tools.chart_values import leaves, old_names
 from tools.manifests import FOLDER, SETS
 
 ROOT = CHART.parents[2]
@@ -114,9 +115,10 @@ def test_a_file_to_apply_brings_the_namespace_of_all_in_it(name: str) -> None:
 
 
 def tables(schema: Mapping[str, Any], *at: str) -> Iterator[tuple[str, ...]]:
-    """Paths of all tables whose keys the schema names."""
+    """Paths of all tables that have no other keys than the schema names."""
     if "properties" in schema:
-        yield at
+        if schema.get("additionalProperties") is False:
+            yield at
         for key, below in schema["properties"].items():
             yield from tables(SCHEMA["definitions"][below["$ref"][14:]] if "$ref" in below else below, *at, key)
 
@@ -154,15 +156,34 @@ def test_wrong_values_are_refused(wrong: Mapping[str, Any]) -> None:
 
 
 def test_every_value_is_used_and_every_value_that_is_used_is_there() -> None:
-    templates = "".join(path.read_text() for path in (CHART / "templates").iterdir())
-    assert set(re.findall(r"\.Values\.([A-Za-z.]+)", templates)) == set(leaves(values(), SCHEMA))
+    there = {re.sub(r"resources\.\w+$", "resources", path) for path, _ in leaves(values(), SCHEMA)}
+    handed_on = {path for path in used_values() if any(each.startswith(f"{path}.") for each in there)}
+    assert used_values() - handed_on - {path for path, _ in old_names(SCHEMA)} == there
 
 
-def leaves(table: Mapping[str, Any], schema: Mapping[str, Any], before: str = "") -> Iterator[str]:
-    """Paths of values, down to where the schema no longer names keys."""
-    for key, value in table.items():
-        described = schema["properties"][key]
-        yield from leaves(value, described, f"{before}{key}.") if "properties" in described else (before + key,)
+def used_values() -> set[str]:
+    """Paths in the templates: of values, and of what is taken from a table that has a name or is handed to a helper."""
+    text = "".join(path.read_text() for path in (CHART / "templates").iterdir())
+    helpers = dict(re.findall(r'define "([^"]+)" -?}}(.*?)(?={{-? define |\Z)', text, re.DOTALL))
+    used = set(re.findall(r"\.Values\.([A-Za-z.]+)", text))
+    for name, table in re.findall(r'include "([^"]+)" \(list \.Values(\.[A-Za-z.]+)? "', text):
+        taken = re.findall(r"\(index \. 0\)\.(?!Values)([A-Za-z.]+)", helpers[name])
+        used |= {f"{table}.{key}".lstrip(".") for key in taken}
+    for name, table in re.findall(r"(\$\w+) := \.Values\.([A-Za-z.]+)", text):
+        used |= {f"{table}.{key}" for key in re.findall(rf"{re.escape(name)}\.([A-Za-z.]+)", text)}
+    return used
+
+
+def test_no_template_differs_from_time_to_time_or_looks_into_a_cluster() -> None:
+    """So Argo CD and Flux, which render without one, see a difference where there is one."""
+    text = "".join(path.read_text() for path in (CHART / "templates").iterdir())
+    actions = " ".join(re.findall(r"{{(?!-? */\*)(.*?)}}", text, re.DOTALL))
+    words = set(re.findall(r"(?<![.$\w])[A-Za-z]\w*", re.sub(r'"(\\.|[^"\\])*"', "", actions)))
+    assert {"include", "fail", "hasKey"} <= words
+    changing = (
+        r"lookup|now|ago|env|expandenv|shuffle|uuidv4|bcrypt|htpasswd|derivePassword|getHostByName|rand\w+|gen\w+"
+    )
+    assert not [word for word in words if re.fullmatch(changing, word)]
 
 
 # --- the policy ------------------------------------------------------------------------------------------------------
@@ -188,7 +209,10 @@ def test_by_default_one_door_gives_every_gpu(variant: str) -> None:
 def test_the_values_decide_what_is_served_whatever_the_policy_says(kubelet: bool, registration: str) -> None:
     no, yes = str(not kubelet).lower(), str(kubelet).lower()
     said = f"[kubelet]\nenabled = {no}\nregistration = 'register'\n[dra]\nenabled = {yes}\n"
-    given = {"kubelet": {"enabled": kubelet, "registration": registration}, "dra": {"enabled": not kubelet}}
+    given: dict[str, Any] = {
+        "kubelet": {"enabled": kubelet, "registration": registration},
+        "dra": {"enabled": not kubelet},
+    }
     policy = policy_in(documents(ELSEWHERE, policy=said, **given))
     assert (policy.kubelet.enabled, policy.dra.enabled) == (kubelet, not kubelet)
     assert policy.kubelet.registration is Registration(registration)

@@ -70,7 +70,7 @@ def test_the_release_has_nothing_but_the_observer_whatever_else_is_set(variant: 
 @pytest.mark.parametrize(
     ("door", "named"),
     [
-        ({"kubelet": {"enabled": True}}, "leave kubelet.enabled at auto"),
+        ({"kubelet": {"enabled": True}}, "set kubelet.enabled=auto"),
         ({"dra": {"enabled": True}}, "dra.enabled=false"),
     ],
     ids=str,
@@ -82,6 +82,10 @@ def test_a_door_that_is_opened_beside_it_is_refused_with_a_sentence(door: Mappin
 
 def test_without_a_device_plugin_of_ours_it_is_as_by_default() -> None:
     assert documents(mode="observe", kubelet={"enabled": False}) == documents(mode="observe")
+
+
+def test_a_table_that_is_taken_away_counts_as_its_defaults() -> None:
+    assert documents(mode="observe", observe=None) == documents(mode="observe")
 
 
 @pytest.mark.parametrize("mode", ["", None])
@@ -101,7 +105,6 @@ def test_without_the_mode_auto_means_true(mode: str | None) -> None:
         {"observe": {"libraries": ".."}},
         {"observe": {"nvml": "yes"}},
         {"observe": {"resources": {"limits": {"nvidia.com/gpu": 1}}}},
-        {"mode": "observe", "observe": None},
     ],
     ids=str,
 )
@@ -112,7 +115,7 @@ def test_wrong_values_are_refused(wrong: Mapping[str, Any]) -> None:
 
 def test_one_mode_follows_another_in_place() -> None:
     """What both releases have may be changed in place; the selectors of DaemonSets tell all pods apart."""
-    metrics: dict[str, Any] = {"metrics": {"enabled": True, "scrape": "serviceMonitor"}}
+    metrics: dict[str, Any] = {"metrics": {"enabled": True, "serviceMonitor": {"enabled": True}}}
     modes = [documents(mode=mode, **metrics) for mode in ("", "observe")]
     names = [{(each["kind"], each["metadata"]["name"]) for each in made} for made in modes]
     assert names[0] & names[1] == {
@@ -205,7 +208,7 @@ def every_value() -> Iterator[dict[str, Any]]:
     """Each value of each key of each table, beside the observer that mounts most."""
     most = {"mode": "observe", "observe": {"nvml": True, "runtimes": RUNTIMES}}
     for table, schema in SCHEMA.items():
-        if table in ("mode", "global"):
+        if table in ("mode", "global") or table not in values():
             continue
         default = values()[table]
         for key, below in schema.get("properties", {}).items():
