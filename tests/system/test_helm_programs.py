@@ -3,6 +3,10 @@
 `helm install --dry-run=client` is not tried with Helm 3, which asks a cluster for its version even then.
 """
 
+import shutil
+import tarfile
+from pathlib import Path
+
 import kubernetes_validate
 import pytest
 
@@ -12,6 +16,7 @@ from tools.manifests import FOLDER, HELMS, SETS, as_options
 
 RELEASE = ("nri-gpu", CHART, "--namespace=nri-gpu")
 OPTIONS = as_options({})
+OLDER = Path(__file__).parents[1] / "fixtures" / "chart" / "values-0.1.0.yaml"
 
 
 @pytest.fixture(params=PROGRAMS)
@@ -158,6 +163,33 @@ def test_notes_on_values_of_an_older_chart(tmp_path_factory: pytest.TempPathFact
     assert "set metrics.annotations and metrics.serviceMonitor.enabled instead" in notes
     assert "set updateStrategy and dra.updateStrategy and observe.updateStrategy instead" in notes
     assert "an old name" not in notes_on("maxSurge=1,metrics.scrape=annotations")
+
+
+def test_a_package_has_what_its_templates_read(helm: Helm, tmp_path: Path) -> None:
+    there = ("--namespace=nri-gpu", helm.kube_version)
+    helm("package", CHART, "--destination", tmp_path)
+    (package,) = tmp_path.iterdir()
+    with tarfile.open(package) as archive:
+        names = {name.removeprefix("nri-gpu/") for name in archive.getnames()}
+    assert {"README.md", "foreign.yaml", "values.schema.json", "templates/NOTES.txt"} <= names
+    with pytest.raises(HarnessError, match=r"toolkit is a value of the GPU Operator\. Here: none"):
+        helm("template", package, *there, *OPTIONS, "--set=toolkit.enabled=false")
+
+
+def test_values_of_an_older_chart_make_what_the_defaults_make(helm: Helm, tmp_path: Path) -> None:
+    """As `helm upgrade --reuse-values` has them: instead of the new chart's own."""
+    there = ("--namespace=nri-gpu", helm.kube_version)
+    reused = tmp_path / "nri-gpu"
+    shutil.copytree(CHART, reused)
+    shutil.copyfile(OLDER, reused / "values.yaml")
+    made = [helm("template", "nri-gpu", chart, *there, *OPTIONS) for chart in (CHART, reused)]
+    assert made[0] == made[1]
+    surge = tmp_path / "surge.yaml"
+    surge.write_text("maxSurge: 2\nmetrics: {enabled: true, scrape: serviceMonitor}\n")
+    new = "--set=updateStrategy.type=RollingUpdate,updateStrategy.rollingUpdate.maxSurge=2,metrics.enabled=true"
+    options = (new, "--set=updateStrategy.rollingUpdate.maxUnavailable=0,metrics.serviceMonitor.enabled=true")
+    old = helm("template", "nri-gpu", reused, *there, *OPTIONS, "-f", surge)
+    assert parsed(old) == parsed(helm("template", "nri-gpu", CHART, *there, *OPTIONS, *options))
 
 
 def test_what_is_made_twice_is_the_same_to_the_byte(helm: Helm) -> None:
