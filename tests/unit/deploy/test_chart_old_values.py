@@ -211,6 +211,10 @@ def test_an_old_name_that_contradicts_the_new_one_is_refused(
             render(None, folder, **nested({**old, **new}))
 
 
+def test_an_old_name_without_a_meaning_is_no_fault() -> None:
+    assert documents(metrics={"scrape": "serviceMonitor", "labels": {"a": "b"}}) == documents()
+
+
 def test_an_old_name_whose_release_is_over_is_answered_with_the_new_one() -> None:
     with pytest.raises(RefusedError, match=r"stray\.criDir is the old name of health\.criDir: set health\.criDir"):
         render(stray={"criDir": "/run/containerd"})

@@ -79,7 +79,7 @@ Values of old names that are given, and what each means under a new one. One wit
 */}}
 {{- define "nri-gpu.renamed" -}}
 {{- if eq (toString .Values.metrics.scrape) "serviceMonitor" }}
-- {old: metrics.scrape, new: metrics.serviceMonitor.enabled, value: true}
+- {old: metrics.scrape, new: metrics.serviceMonitor.enabled, value: {{ .Values.metrics.enabled }}}
 {{- else if eq (toString .Values.metrics.scrape) "none" }}
 - {old: metrics.scrape, new: metrics.annotations, value: false}
 - {old: metrics.scrape, new: metrics.serviceMonitor.enabled, value: false}
