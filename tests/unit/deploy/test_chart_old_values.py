@@ -202,13 +202,16 @@ def test_an_old_name_does_what_the_new_one_does_also_beside_it(name: str) -> Non
     ],
     ids=str,
 )
-def test_an_old_name_that_contradicts_the_new_one_is_refused(
+def test_an_old_name_that_contradicts_the_new_one_is_refused_until_it_is_removed(
     reused: Path, old: Mapping[str, object], new: Mapping[str, object]
 ) -> None:
-    said = rf"{'|'.join(old)} is the old name of {'|'.join(new)}, and both are set and differ: remove {'|'.join(old)} "
+    (name,), (instead,) = old, new
+    said = rf"{name} is the old name of {instead}, and both are set and differ: remove {name} \(--set {name}=null\)"
+    given = {"metrics.enabled": True, **new}
     for folder in (CHART, reused):
         with pytest.raises(RefusedError, match=said):
-            render(None, folder, **nested({**old, **new}))
+            render(None, folder, **nested({**given, **old}))
+        assert documents(None, folder, **nested({**given, name: None})) == documents(**nested(given))
 
 
 def test_an_old_name_without_a_meaning_is_no_fault() -> None:
