@@ -22,6 +22,9 @@ from tools import chart_values, files, locks, manifests, messages, plots, policy
 from tools.files import ROOT, Files, LackingError
 
 
+COPIES: Final = ROOT / "deploy" / "helm" / "nri-gpu" / "files"
+
+
 def records() -> Files:
     """Return pages with the tables of records in them."""
     made = {page: performance.rendered(page.read_text(), performance.read()) for page in performance.PAGES}
@@ -35,18 +38,24 @@ def links() -> Files:
     return {site.LIST: site.links_text()}
 
 
+def monitoring() -> Files:
+    """Return the chart's copies of alerts and dashboard: a template reads no file outside its chart."""
+    copies = {COPIES / each.name: each.read_text(encoding="utf-8") for each in (ROOT / "deploy/monitoring").iterdir()}
+    return {**dict.fromkeys(COPIES.glob("*")), **copies}
+
+
 MADE: Final[Mapping[str, Callable[[], Files]]] = {
     "proto": proto.modules,  # api/*.proto -> nri_gpu/_pb, tests/support/_pb
     "policy": policy.schema_and_page,  # nri_gpu/policy -> config/policy.schema.json, docs/reference/policy.md
     "schemas": schemas.documents,  # types of `-o json` -> api/schemas
     "share": share.completions_and_manuals,  # the table of verbs -> share
-    "messages": messages.pages,  # nri_gpu/domain/phrases.py -> docs/messages.md
+    "messages": messages.pages,  # nri_gpu/domain/phrases.py, deploy/monitoring/alerts.yaml -> docs/messages.md
     "reference": reference.pages,  # verbs -> docs/reference
     "diagrams": reference.diagrams,  # docs/diagrams, health/states.py -> docs/pictures; drawn by graphviz
     "plots": plots.plots,  # docs/records -> docs/pictures
     "records": records,  # docs/records -> tables in pages
     "links": links,  # pages -> docs/external-links.txt
-    "values": chart_values.pages,  # the chart's values.yaml -> its README.md
+    "monitoring": monitoring,  # deploy/monitoring -> the chart's folder
     "manifests": manifests.manifests,  # the chart -> deploy/manifests
 }
 LOCKS: Final = "locks"  # newest versions of Python's packages -> deploy/locks
