@@ -21,7 +21,6 @@ from tests.reliability import result
 from tools import chart_values, files, locks, manifests, messages, plots, policy, proto, reference, schemas, share, site
 from tools.files import ROOT, Files, LackingError
 
-
 COPIES: Final = ROOT / "deploy" / "helm" / "nri-gpu" / "files"
 
 

@@ -1,12 +1,18 @@
-"""Tables of docs/messages.md that tell what is logged, and the check that the catalogue has all of it, and no more."""
+"""What docs/messages.md tells of the log and of alerts, and the check that the catalogue has all of it, and no more.
+
+Each message and each alert has a heading, so that a link can lead to it.
+"""
 
 from __future__ import annotations
 
 import ast
+import re
 from collections.abc import Iterable, Iterator, Mapping
 from functools import cache
 from pathlib import Path
-from typing import Final, NamedTuple
+from typing import Any, Final, NamedTuple
+
+import yaml
 
 from nri_gpu.domain.phrases import CATALOGUE
 from tools.files import ROOT, Files
@@ -15,14 +21,46 @@ Catalogue = Mapping[str, Mapping[str, tuple[str, str]]]
 PACKAGE: Final = ROOT / "nri_gpu"
 TABLE: Final = PACKAGE / "domain" / "phrases.py"
 MANUAL: Final = ROOT / "docs" / "messages.md"
+ALERTS: Final = ROOT / "deploy" / "monitoring" / "alerts.yaml"
 # First lines of tables.
 CODES: Final = "| code | cause | fix |"
 SENTENCES: Final = "| words of the sentence | cause | fix |"
 REFUSED: Final = "| phrase | cause | fix |"
-LOG: Final = "| phrase | level | cause | fix |"
 MADE: Final = (
     "## Warnings and errors\n\n<!-- Made of nri_gpu/domain/phrases.py: run `make generate`. -->\n"  # to the end
 )
+MADE_OF_ALERTS: Final = """
+## Alerts
+
+<!-- Made of deploy/monitoring/alerts.yaml: run `make generate`. -->
+
+With the chart's `rules.runbookUrl` the annotation `runbook_url` of an alert leads to its heading here.
+"""
+# Alert -> the phrases that the log may have of it.
+LOGGED: Final[Mapping[str, tuple[str, ...]]] = {
+    "NriGpuDown": ("metrics are not served", "bug: a task ended by an exception, so nri-gpu ends"),
+    "NriGpuNotConnected": (
+        "runtime not reached, trying again",
+        "runtime does not list its containers yet",
+        "no connection survives Synchronize",
+    ),
+    "NriGpuReconnecting": ("connection ended, reconnecting", "another nri-gpu serves this runtime"),
+    "NriGpuRequestsLate": ("request failed",),
+    "NriGpuRequestsFailing": ("request failed", "bug in a handler"),
+    "NriGpuContainersWithoutGpus": ("container runs without the GPUs it asked for",),
+    "NriGpuStrayUse": ("stray GPU use",),
+    "NriGpuGuardNotConnected": ("runtime not reached, trying again",),
+    "NriGpuInventoryStale": ("inventory not refreshed",),
+    "NriGpuInventoryFault": ("inventory not refreshed",),
+    "NriGpuNodeNotReady": ("driver files not found", "driver lacks a library that containers need"),
+    "NriGpuPolicyUnusable": ("policy not usable",),
+    "NriGpuPolicyRejected": ("policy not reloaded, the old one stays",),
+    "NriGpuOverlappingGrants": ("GPU granted to several pods, to one exclusively",),
+    "NriGpuExternalConflict": ("container opens GPUs that another pod has exclusively",),
+    "NriGpuLostContainers": ("container has ended for the runtime, but its processes still hold its GPUs",),
+    "NriGpuGpuLost": ("GPU cannot be described", "node changed"),
+    **{f"NriGpuGpu{each}": ("GPU health changed",) for each in ("Withheld", "NeedsReset", "Suspect", "Unstable")},
+}
 
 QUIET: Final = ("INFO", "DEBUG")
 LASTING: Final = "warning, error if it lasts"  # said by LogOnce, which has a fault beside the phrase
@@ -31,6 +69,7 @@ CALLS: Final = {
     "guard": LASTING,
 }
 EITHER: Final = "warning or error"
+Alert = Mapping[str, Any]
 Function = ast.FunctionDef | ast.AsyncFunctionDef
 
 
@@ -158,26 +197,57 @@ def faults(files: Iterable[Source], catalogue: Catalogue = CATALOGUE) -> Iterato
             yield f"phrases.py has {phrase!r} twice"
 
 
-def page(text: str, files: Iterable[Source], catalogue: Catalogue = CATALOGUE) -> str:
-    """The page, with tables of the catalogue below what people wrote; the levels are those of the source."""
+def slug(heading: str) -> str:
+    """Return the anchor that GitHub and the site make of a heading."""
+    return re.sub(r"[^\w -]", "", heading.strip().lower()).replace(" ", "-")
+
+
+def page(text: str, files: Iterable[Source], catalogue: Catalogue = CATALOGUE, alerts: Iterable[Alert] = ()) -> str:
+    """The page, with catalogue and alerts below what people wrote; the levels are those of the source."""
     levels = {phrase: level for file in files for phrase, level in file.found.items()}
-    tables = [
-        f"\n### {section}\n\n{LOG}\n|---|---|---|---|\n"
+    sections = [
+        f"\n### {section}\n"
         # Markdown quotes nothing within quotes.
         + "".join(
-            f"| `{phrase.replace('`', '')}` | {levels.get(phrase, 'warning')} | {cause} | {fix} |\n"
+            f"\n#### `{phrase.replace('`', '')}`\n\n"
+            f"- Level: {levels.get(phrase, 'warning')}\n- Cause: {cause}\n- Fix: {fix}\n"
             for phrase, (cause, fix) in phrases.items()
         )
         for section, phrases in catalogue.items()
     ]
-    return text.partition(MADE)[0] + MADE + "".join(tables)
+    return text.partition(MADE)[0] + MADE + "".join(sections) + MADE_OF_ALERTS + "".join(map(_alert, alerts))
+
+
+def _alert(rule: Alert) -> str:
+    """Return what the page has of one alert. What Prometheus puts in stands there by its name."""
+    texts = {key: re.sub(r"{{ \$(?:labels\.)?(\w+)[^}]*}}", r"`\1`", each) for key, each in rule["annotations"].items()}
+    lasts = f", after {rule['for']}" if "for" in rule else ""
+    links = ", ".join(f"[{phrase}](#{slug(phrase)})" for phrase in LOGGED.get(rule["alert"], ()))
+    return (
+        f"\n### {rule['alert']}\n\n{texts['summary']} ({rule['labels']['severity']}{lasts}).\n\n"
+        f"{texts['description']}\n" + (f"\nIn the log: {links}.\n" if links else "")
+    )
+
+
+@cache
+def alert_rules() -> tuple[Alert, ...]:
+    """Return the rules of deploy/monitoring."""
+    (group,) = yaml.safe_load(ALERTS.read_text(encoding="utf-8"))["groups"]
+    return tuple(group["rules"])
 
 
 def pages() -> Files:
-    """Return the page, with the tables of today's catalogue."""
-    return {MANUAL: page(MANUAL.read_text(encoding="utf-8"), sources())}
+    """Return the page, with today's catalogue and alerts."""
+    return {MANUAL: page(MANUAL.read_text(encoding="utf-8"), sources(), alerts=alert_rules())}
 
 
 def unlike() -> Iterator[str]:
-    """Yield a line for each difference between source and catalogue, which no table shows."""
-    return faults(sources())
+    """Yield a line for each difference between source, catalogue and alerts, which no page shows."""
+    yield from faults(sources())
+    phrases = {phrase for section in CATALOGUE.values() for phrase in section}
+    for alert, logged in LOGGED.items():
+        if alert not in {each["alert"] for each in alert_rules()}:
+            yield f"LOGGED of tools/messages.py has {alert}, which is no alert"
+        yield from (
+            f"phrases.py has no {each!r}, which LOGGED has of {alert}" for each in logged if each not in phrases
+        )

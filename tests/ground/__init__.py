@@ -8,6 +8,7 @@ cache folder, with a digest of what it was built from. Go keeps what it compiled
 from __future__ import annotations
 
 import hashlib
+import json
 import os
 import re
 import shutil
@@ -53,6 +54,21 @@ def version(name: str, module: str) -> str:
     """The version of a module that a set pins, such as `2.4.2`, or empty. The programs themselves know less of it."""
     found = re.search(rf"^(?:require |\t){re.escape(module)} v(\S+)", (SOURCES / name / "go.mod").read_text(), re.M)
     return found[1] if found else ""
+
+
+def module(name: str, path: str) -> Path:
+    """The folder of a module that a set requires; nothing of such a set is built. Raises: NotBuiltError."""
+    if not shutil.which("go"):
+        raise NotBuiltError(f"{path} of tests/ground is not fetched: install Go")
+    command = ["go", "mod", "download", "-json", path]
+    environment = os.environ | ENVIRONMENT
+    done = subprocess.run(
+        command, cwd=SOURCES / name, env=environment, capture_output=True, text=True, timeout=300, check=False
+    )
+    if done.returncode:
+        said = (done.stdout + done.stderr)[-500:]
+        raise NotBuiltError(f"{path} of tests/ground is neither in Go's cache nor served by its proxy: {said}")
+    return Path(json.loads(done.stdout)["Dir"])
 
 
 def build(name: str, timeout_s: float | None = None) -> Path:

@@ -15,6 +15,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Final
 
+from markdown_it import MarkdownIt
+from mdit_py_plugins.anchors import anchors_plugin
 from msgspec import Struct
 
 from tests.support.errors import HarnessError
@@ -59,6 +61,12 @@ def blocks(page: Path) -> list[Block]:
                 last = found.pop()
                 found.append(Block(last.line, last.script, fence[2], last.exit_code, last.not_run))
     return found
+
+
+def anchors(page: Path) -> list[str]:
+    """Of the page's headings, as GitHub and the site make them: a second of one name ends with a number."""
+    found = MarkdownIt().use(anchors_plugin, max_level=6).parse(page.read_text())
+    return [str(each.attrs["id"]) for each in found if each.type == "heading_open"]
 
 
 def prints(shown: str, said: str) -> bool:

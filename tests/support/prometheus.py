@@ -41,6 +41,15 @@ def free_port() -> int:
         return port
 
 
+def promtool(*words: str | Path) -> str:
+    """Standard output. It must exit with 0."""
+    done = subprocess.run(
+        [*packages.command("promtool", "prometheus"), *words], capture_output=True, text=True, check=False, timeout=60
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
+
+
 class Prometheus:
     """One that scrapes a target while it is entered."""
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-import subprocess
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Final
@@ -13,9 +12,8 @@ import pytest
 import yaml
 
 from nri_gpu.daemon.metrics_page import pages
-from tests.support import packages
 from tests.support.metrics import scraped, view
-from tests.support.prometheus import ALERTS, MONITORING
+from tests.support.prometheus import ALERTS, MONITORING, promtool
 
 RULES: Final[Mapping[str, Mapping[str, Any]]] = {
     each["alert"]: each for each in yaml.safe_load(ALERTS.read_text())["groups"][0]["rules"]
@@ -99,14 +97,6 @@ FAULTS: Final[Mapping[str, tuple[Mapping[str, str], float, Mapping[str, str]]]] 
         {"state": "bad"},
     ),
 }
-
-
-def promtool(*words: str | Path) -> str:
-    done = subprocess.run(
-        [*packages.command("promtool", "prometheus"), *words], capture_output=True, text=True, check=False, timeout=60
-    )
-    assert done.returncode == 0, done.stdout + done.stderr
-    return done.stdout
 
 
 def series(changed: Mapping[str, str]) -> list[dict[str, str]]:

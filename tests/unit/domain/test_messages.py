@@ -14,6 +14,7 @@ from nri_gpu.domain.decision import Code
 from nri_gpu.domain.phrases import CATALOGUE
 from nri_gpu.policy.document import SECTIONS
 from nri_gpu.policy.forms import settings_of
+from tests.support.pages import anchors
 from tools.messages import (
     CODES,
     LASTING,
@@ -24,10 +25,13 @@ from tools.messages import (
     SENTENCES,
     Row,
     Source,
+    alert_rules,
     faults,
     page,
     rows,
+    slug,
     sources,
+    unlike,
 )
 
 ROWS: Final = tuple(rows(MANUAL.read_text()))
@@ -81,6 +85,29 @@ def test_cause_and_fix_are_one_short_sentence_each() -> None:
         assert sentence.endswith(".")
         assert not re.search(r"[.!?] [A-Z]", sentence)
         assert len(sentence) <= 120
+
+
+def test_each_message_and_each_alert_has_a_heading_of_its_own() -> None:
+    there = anchors(MANUAL)
+    assert len(set(there)) == len(there)
+    assert {slug(each) for phrases in CATALOGUE.values() for each in phrases} <= set(there)
+    assert [slug(rule["alert"]) for rule in alert_rules()] == there[-len(alert_rules()) :]
+    assert list(unlike()) == []
+
+
+def test_an_alert_names_what_prometheus_puts_in_and_leads_to_the_log() -> None:
+    rule = {
+        "alert": "NriGpuStrayUse",
+        "annotations": {"summary": "{{ $value | humanize }} on {{ $labels.instance }}", "description": "Look."},
+        "labels": {"severity": "warning"},
+        "for": "2m",
+    }
+    shown = page("", [], {}, [rule]).partition("### NriGpuStrayUse")[2]
+    assert shown.split("\n\n")[1:] == [
+        "`value` on `instance` (warning, after 2m).",
+        "Look.",
+        "In the log: [stray GPU use](#stray-gpu-use).\n",
+    ]
 
 
 def test_settings_that_a_fix_names_exist() -> None:
@@ -160,11 +187,8 @@ def test_what_is_missing_or_too_much_is_told(tmp_path: Path) -> None:
 def test_the_page_has_each_phrase_with_its_level(tmp_path: Path) -> None:
     found = source(tmp_path, SAID)
     made = page(f"Head.\n\n{MADE}old tables\n", [found], {"A": dict.fromkeys(("worse", "`x` lasts"), BROKEN)})
-    assert made.startswith(f"Head.\n\n{MADE}\n### A\n")
-    assert made.splitlines()[-2:] == [
-        "| `worse` | error | It is broken. | Mend it. |",
-        f"| `x lasts` | {LASTING} | It is broken. | Mend it. |",
-    ]
+    assert made.startswith(f"Head.\n\n{MADE}\n### A\n\n#### `worse`\n\n- Level: error\n- Cause: It is broken.\n")
+    assert f"\n#### `x lasts`\n\n- Level: {LASTING}\n- Cause: It is broken.\n- Fix: Mend it.\n" in made
 
 
 def test_rows_are_read_from_their_tables() -> None:
