@@ -48,7 +48,7 @@ class LoneApiServer:
             options |= {"service-account-key-file": str(made.certificate)}
             options |= {"service-account-signing-key-file": str(made.key)}
             options |= {"token-auth-file": str(self._folder / "tokens"), "authorization-mode": "RBAC"}
-            options |= {"service-cluster-ip-range": "10.96.0.0/16", "cert-dir": str(self._folder)}
+            options |= {"service-cluster-ip-range": "10.96.0.0/16", "allow-privileged": "true"}
             undoing.callback(self._start(kubernetes / "kube-apiserver", options))
             wait_for("the API server", self._is_ready, _READY_S, self._said, poll_s=0.3)
             self._until_exit = undoing.pop_all()
