@@ -3,6 +3,7 @@
 Each folder here is a set: its go.mod names the programs (`tool`) and pins every version, its go.sum the checksums. So
 no line of Python knows a version, and `go get -tool PATH@VERSION` in the folder raises one. What is built lies in the
 cache folder, with a digest of what it was built from. Go keeps what it compiled, so a build that was cut goes on.
+A set without a program, which is not in SETS, requires a module whose files tests read (`module`).
 """
 
 from __future__ import annotations

@@ -41,6 +41,7 @@ from tests.support import builders as make
 from tests.support.daemon import UUIDS
 from tests.support.metrics import VIEW, Scraped, entry, ledger, scraped, view
 from tests.support.plugin import node
+from tools.messages import alert_rules
 
 DOCS: Final = Path(__file__).parents[3] / "docs" / "metrics.md"
 GRANT: Final = "nri_gpu_grant_info"
@@ -192,6 +193,13 @@ def test_an_observer_shows_allocations_and_nothing_of_grants() -> None:
     )
     assert said.value("nri_gpu_inventory_fault") == 0
     assert scrape().types.keys() & {idle, found, "nri_gpu_allocation_info"} == set()
+
+
+def test_the_alerts_that_can_fire_of_an_observer_are_those_of_the_docs() -> None:
+    listed = DOCS.read_text().partition("Of the alerts these can fire there:")[2].partition(". ")[0]
+    names = {name for name, _ in scrape(observer=OBSERVER).samples}
+    can = [each["alert"] for each in alert_rules() if set(re.findall(r"\bnri_gpu_\w+", each["expr"])) <= names]
+    assert re.findall(r"`(\w+)`", listed) == can
 
 
 def test_a_process_that_cannot_be_killed() -> None:

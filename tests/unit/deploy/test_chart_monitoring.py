@@ -20,6 +20,7 @@ ON: Final[Mapping[str, Any]] = {
     "rules": {"enabled": True},
     "dashboards": {"enabled": True},
 }
+METRICS_PAGE: Final = MANUAL.parent / "metrics.md"
 KINDS: Final = ("Service", "ServiceMonitor", "PrometheusRule")
 # The same with names of one's own.
 NAMED: Final[tuple[dict[str, Any], ...]] = (
@@ -122,6 +123,11 @@ def test_the_alerts_know_the_job_whatever_the_names(named: dict[str, Any]) -> No
     selected = [each for each in pods if service["spec"]["selector"].items() <= each.items()]
     assert [each["app.kubernetes.io/component"] for each in selected] == [named.get("mode") or "daemon"]
     assert selected[0]["app.kubernetes.io/name"] == label[1]
+
+
+def test_the_values_that_the_page_shows_install_all_three() -> None:
+    text = re.findall(r"```yaml\n(metrics:.*?)```", METRICS_PAGE.read_text(), flags=re.DOTALL)
+    assert set(KINDS) <= {each["kind"] for each in documents(ELSEWHERE, **yaml.safe_load(text[0]))}
 
 
 @pytest.mark.parametrize("value", ["metrics.serviceMonitor", "rules", "dashboards"])
