@@ -50,11 +50,11 @@ MADE: Final[Mapping[str, Callable[[], Files]]] = {
     "share": share.completions_and_manuals,  # the table of verbs -> share
     "messages": messages.pages,  # nri_gpu/domain/phrases.py, deploy/monitoring/alerts.yaml -> docs/messages.md
     "reference": reference.pages,  # verbs -> docs/reference
+    "monitoring": monitoring,  # deploy/monitoring -> the chart's folder
     "diagrams": reference.diagrams,  # docs/diagrams, health/states.py -> docs/pictures; drawn by graphviz
     "plots": plots.plots,  # docs/records -> docs/pictures
     "records": records,  # docs/records -> tables in pages
     "links": links,  # pages -> docs/external-links.txt
-    "monitoring": monitoring,  # deploy/monitoring -> the chart's folder
     "manifests": manifests.manifests,  # the chart -> deploy/manifests
 }
 LOCKS: Final = "locks"  # newest versions of Python's packages -> deploy/locks

@@ -156,6 +156,7 @@ def test_a_duration_that_is_none_is_refused(wrong: str) -> None:
         monitor(interval=wrong)
 
 
-def test_a_runbook_is_an_address() -> None:
+@pytest.mark.parametrize("wrong", ["docs/messages.md", "https://a b", "https://a/{{ $value }}", "https://a\n"])
+def test_a_runbook_is_an_address_and_no_template_of_prometheus(wrong: str) -> None:
     with pytest.raises(RefusedError, match="/rules/runbookUrl"):
-        made(rules={"enabled": True, "runbookUrl": "docs/messages.md"})
+        made(rules={"enabled": True, "runbookUrl": wrong})
