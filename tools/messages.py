@@ -219,7 +219,7 @@ def page(text: str, files: Iterable[Source], catalogue: Catalogue = CATALOGUE, a
 
 
 def _alert(rule: Alert) -> str:
-    """Return what the page has of one alert. What Prometheus puts in stands there by its name."""
+    """Return what the page has of one alert. A value that Prometheus puts in stands there by its name."""
     texts = {key: re.sub(r"{{ \$(?:labels\.)?(\w+)[^}]*}}", r"`\1`", each) for key, each in rule["annotations"].items()}
     lasts = f", after {rule['for']}" if "for" in rule else ""
     links = ", ".join(f"[{phrase}](#{slug(phrase)})" for phrase in LOGGED.get(rule["alert"], ()))
