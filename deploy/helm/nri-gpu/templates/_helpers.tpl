@@ -198,7 +198,7 @@ imagePullSecrets:
 
 {{/* If containerd may create nothing without nri-gpu (config/containerd/required-plugins.toml), a pod with these may be. */}}
 {{- define "nri-gpu.tolerations" -}}
-{{- range .Values.tolerateMissingKeys }}
+{{- range .Values.tolerateMissingKeys | default list | uniq }}
 {{ . }}: "true"
 {{- end }}
 {{- end }}
@@ -226,16 +226,36 @@ prometheus.io/port: {{ .Values.metrics.port | quote }}
 {{- end }}
 {{- end }}
 
-{{/* How an upgrade replaces the pods: as the values say, or by default the surge of the second word. */}}
+{{/*
+How an upgrade replaces the pods: as the values say, else by the surge of the second word. To a surge alone Kubernetes would
+add its own maxUnavailable of 1, and refuse the two.
+*/}}
 {{- define "nri-gpu.updateStrategy" -}}
+{{- $given := index . 0 | default dict -}}
+{{- $rolling := $given.rollingUpdate | default (index . 1) -}}
+{{- if include "nri-gpu.aboveZero" $rolling.maxSurge -}}
+{{- $rolling = merge (dict) $rolling (dict "maxUnavailable" 0) -}}
+{{- end -}}
 updateStrategy:
-{{- with index . 0 }}
-  {{- toYaml . | nindent 2 }}
+{{- if eq ($given.type | default "") "OnDelete" }}
+  type: OnDelete
 {{- else }}
   type: RollingUpdate
   rollingUpdate:
-    {{- toYaml (index . 1) | nindent 4 }}
+    {{- toYaml $rolling | nindent 4 }}
 {{- end }}
+{{- end }}
+
+{{/* Not empty where this count or percentage of pods is given and above 0. */}}
+{{- define "nri-gpu.aboveZero" -}}
+{{- if not (or (kindIs "invalid" .) (regexMatch "^0+%?$" (toString .))) }}true{{ end -}}
+{{- end }}
+
+{{/* Not empty where an upgrade by this strategy takes a node's pod away before the next one is there. */}}
+{{- define "nri-gpu.leavesGap" -}}
+{{- $given := . | default dict -}}
+{{- $rolling := $given.rollingUpdate | default (dict "maxSurge" 1) -}}
+{{- if or (eq ($given.type | default "") "OnDelete") (not (include "nri-gpu.aboveZero" $rolling.maxSurge)) }}true{{ end -}}
 {{- end }}
 
 {{/* On which nodes all pods here run. */}}
@@ -351,17 +371,20 @@ crio: [/run/containers/storage/overlay-containers]
 {{- end }}
 {{- end }}
 
-{{/* The options that a component has by values, and what is its own: of an extra argument, the value to set instead. */}}
+{{/*
+The options of all components that the chart sets: of each the value to set instead of an extra argument, or nothing if it
+is the chart's own.
+*/}}
 {{- define "nri-gpu.options" -}}
 policy: policy
-watch-policy: policy
+watch-policy: ""
 socket: paths.nri
 driver-root: paths.driverRoot
 driver-host-root: paths.driverRoot
 stage-dir: paths.stage
 state-dir: paths.state
 run-dir: ""
-stand-by: updateStrategy
+stand-by: ""
 labels: labels.enabled
 metrics: metrics.enabled
 metrics-public: metrics.enabled
@@ -375,62 +398,100 @@ dra-dir: kubelet.root
 gpus: simulation
 node-name: ""
 log-level: logLevel
+help: ""
 {{- end }}
 
 {{/*
 What the values add to a container, each after our own and none instead of it: the values' table, its name with a dot at
-its end or "", and the rest, which differs.
+its end or "", and the rest, which differs. The programs take an option's beginning for the option.
 */}}
 {{- define "nri-gpu.extraArgs" -}}
 {{- $name := index . 1 -}}
 {{- $options := include "nri-gpu.options" . | fromYaml -}}
+{{- range $argument := (index . 0).extraArgs -}}
+{{- $option := $argument | trimPrefix "--" | splitList "=" | first -}}
+{{- range $known, $value := $options -}}
+{{- if hasPrefix $option $known -}}
+{{- $instead := $value | empty | ternary "which is the chart's own: remove it" (printf "which a value sets: remove it, and set %s" $value) -}}
+{{- fail (printf "%sextraArgs: %s repeats --%s, %s" $name $argument $known $instead) -}}
+{{- end -}}
+{{- end -}}
+{{- end -}}
 {{- range (index . 0).extraArgs }}
-{{- $option := . | trimPrefix "--" | splitList "=" | first -}}
-{{- if hasKey $options $option -}}
-{{- fail (printf "%sextraArgs: --%s is %s: remove it there" $name $option (get $options $option | empty | ternary "the chart's own" (printf "what the value %s sets" (get $options $option)))) -}}
-{{- end }}
 - {{ . | quote }}
 {{- end }}
 {{- end }}
 
 {{- define "nri-gpu.extraEnv" -}}
 {{- $name := index . 1 -}}
-{{- range (index . 0).extraEnv }}
+{{- $given := list "NVIDIA_VISIBLE_DEVICES" "NODE_NAME" -}}
+{{- range (index . 0).extraEnv -}}
 {{- if has .name (list "NVIDIA_VISIBLE_DEVICES" "NODE_NAME") -}}
-{{- fail (printf "%sextraEnv: %s is the chart's own: remove it there" $name .name) -}}
-{{- end }}
-{{- end }}
+{{- fail (printf "%sextraEnv: %s is the chart's own: remove it" $name .name) -}}
+{{- else if has .name $given -}}
+{{- fail (printf "%sextraEnv: %s is given twice: remove one of them" $name .name) -}}
+{{- end -}}
+{{- $given = append $given .name -}}
+{{- end -}}
 {{- with (index . 0).extraEnv }}
 {{- toYaml . }}
 {{- end }}
 {{- end }}
 
-{{/* With the mounts of our own, and their volumes, as YAML. */}}
+{{/*
+What no mount may cover, beside the chart's own: where the program, its Python and the libraries of an image lie
+(deploy/Containerfile, deploy/image.py), and what the runtime makes itself.
+*/}}
+{{- define "nri-gpu.kept" -}}
+[/bin, /sbin, /lib, /lib64, /usr/bin, /usr/sbin, /usr/lib, /usr/lib64, /usr/local/bin, /usr/local/lib, /opt/nri-gpu,
+/etc/nri-gpu, /run/termination-log, /proc, /sys, /dev]
+{{- end }}
+
+{{/* Not empty where one of two paths lies in the other. In most images, /var/run is a link to /run. */}}
+{{- define "nri-gpu.overlap" -}}
+{{- range $link := list "^$" "^/var/run/" -}}
+{{- $one := regexReplaceAll $link (printf "%s/" (index $ 0 | clean | trimSuffix "/")) "/run/" -}}
+{{- $other := regexReplaceAll $link (printf "%s/" (index $ 1 | clean | trimSuffix "/")) "/run/" -}}
+{{- if or (hasPrefix $one $other) (hasPrefix $other $one) }}true{{ end -}}
+{{- end -}}
+{{- end }}
+
+{{/* With the mounts of our own, and their volumes, as YAML. What is ours is mounted nowhere else. */}}
 {{- define "nri-gpu.volumeMounts" -}}
 {{- $name := index . 1 -}}
 {{- $own := index . 2 -}}
-{{- $volumes := index . 3 | fromYamlArray -}}
+{{- $taken := list -}}
+{{- range index . 3 | fromYamlArray -}}
+{{- $taken = append $taken .name -}}
+{{- end -}}
+{{- $extra := list -}}
 {{- range (index . 0).extraVolumes -}}
-{{- $volumes = append $volumes . -}}
+{{- if has .name $taken -}}
+{{- fail (printf "%sextraVolumes: there is a volume %s already: give this one another name" $name .name) -}}
 {{- end -}}
-{{- $named := list -}}
-{{- range $volumes -}}
-{{- if has .name $named -}}
-{{- fail (printf "%sextraVolumes: a volume %s is there already: give it another name" $name .name) -}}
+{{- $taken = append $taken .name -}}
+{{- $extra = append $extra .name -}}
 {{- end -}}
-{{- $named = append $named .name -}}
-{{- end -}}
-{{- range (index . 0).extraVolumeMounts -}}
-{{- if not (has .name $named) -}}
-{{- fail (printf "%sextraVolumeMounts: no volume is called %s: name one of %sextraVolumes" $name .name $name) -}}
-{{- end -}}
-{{- $path := clean .mountPath | trimSuffix "/" -}}
+{{- $kept := list -}}
 {{- range $own | fromYamlArray -}}
-{{- $ours := clean .mountPath -}}
-{{- if or (eq $path $ours) (hasPrefix (printf "%s/" $path) $ours) (hasPrefix (printf "%s/" $ours) $path) -}}
-{{- fail (printf "%sextraVolumeMounts: %s covers %s, which the chart mounts itself: choose another path" $name (default "/" $path) $ours) -}}
+{{- $kept = append $kept .mountPath -}}
+{{- end -}}
+{{- $kept = concat $kept (include "nri-gpu.kept" . | fromYamlArray) -}}
+{{- $paths := list -}}
+{{- range $mount := (index . 0).extraVolumeMounts -}}
+{{- if not (has .name $extra) -}}
+{{- fail (printf "%sextraVolumeMounts: %sextraVolumes has no volume %s: add it there" $name $name .name) -}}
+{{- end -}}
+{{- range $kept -}}
+{{- if include "nri-gpu.overlap" (list $mount.mountPath .) -}}
+{{- fail (printf "%sextraVolumeMounts: %s covers %s or a part of it, which the container needs as it is: choose another path" $name $mount.mountPath .) -}}
 {{- end -}}
 {{- end -}}
+{{- $path := clean .mountPath -}}
+{{- if has $path $paths -}}
+{{- fail (printf "%sextraVolumeMounts: %s is given twice: remove one of them" $name $path) -}}
+{{- end -}}
+{{- $paths = append $paths $path -}}
 {{- end -}}
 volumeMounts:
   {{- $own | nindent 2 }}
