@@ -146,8 +146,8 @@ def make_dev(folder: Path) -> Path:
     return dev
 
 
-def install(node: Containerd, folder: Path, kubelet: Mapping[str, Any]) -> Cluster:
-    """The chart with its default values, but for the places, and `kubelet`."""
+def install(node: Containerd, folder: Path, kubelet: Mapping[str, Any], **more: object) -> Cluster:
+    """The chart with its default values, but for the places, `kubelet`, and more."""
     dev = make_dev(folder)
     paths = {
         "nri": str(node.nri_socket.parent),
@@ -156,7 +156,7 @@ def install(node: Containerd, folder: Path, kubelet: Mapping[str, Any]) -> Clust
         "stage": str(folder / "stage"),
         "remembered": str(folder / "remembered"),
     }
-    rendered = documents(paths=paths, kubelet=kubelet)
+    rendered = documents(None, paths=paths, kubelet=kubelet, **more)
     (config,) = (each for each in rendered if each["kind"] == "ConfigMap")
     return Cluster(
         node, rendered, ConfigMapFolder(folder / "policy", config["data"]), dev, Path(str(kubelet.get("root")))
@@ -279,3 +279,21 @@ def test_an_update_of_the_guard_lets_nothing_through(cluster: Cluster) -> None:
         creating.join()
     assert during > 0
     assert started == []
+
+
+def test_what_the_values_add_to_daemon_and_guard_is_in_their_containers(node: Containerd, tmp_path: Path) -> None:
+    extras: dict[str, Any] = {
+        "extraEnv": [{"name": "EXTRA", "value": "a b"}],
+        "extraVolumes": [{"name": "scratch", "emptyDir": {}}],
+        "extraVolumeMounts": [{"name": "scratch", "mountPath": "/scratch"}],
+    }
+    given = {**extras, "extraArgs": ["--index=05"], "guard": extras}
+    cluster = install(node, tmp_path, {"enabled": False}, **given)
+    for component, arguments in (("daemon", "--index=05"), ("guard", "guard")):
+        container = cluster.start(component)
+        cluster.wait_ready(component, container)  # so its program takes the argument
+        write = "echo here >/scratch/file && read -r word </scratch/file"
+        asked = f"{write} && tr '\\0' '\\n' </proc/1/cmdline && echo $EXTRA $word"
+        told = node.cri.execute(container, "sh", "-c", asked).stdout
+        assert arguments in told.splitlines()
+        assert told.endswith("a b here\n")
