@@ -211,6 +211,7 @@ def test_volumes_and_mounts_that_do_not_go_together_are_refused(component: str) 
     [
         ({"extraEnv": [{"name": "A", "value": 8080}]}, "/extraEnv/0/value': got number, want string"),
         ({"extraEnv": [{"name": "A=B"}]}, "/extraEnv/0/name'"),
+        ({"extraEnv": [{"name": "A", "value": "", "valueFrom": {}}]}, "extraEnv: A has value and valueFrom"),
         ({"extraArgs": ["-o"]}, "/extraArgs/0'"),
         ({"extraArgs": ["--index", "10"]}, "/extraArgs/1'"),
         ({"extraVolumes": [{"name": "A b"}]}, "/extraVolumes/0/name'"),
@@ -218,6 +219,14 @@ def test_volumes_and_mounts_that_do_not_go_together_are_refused(component: str) 
         (
             {"extraVolumeMounts": [{"name": "a", "mountPath": "/tmp", "readonly": True}]},
             "/extraVolumeMounts/0': additional properties 'readonly' not allowed",
+        ),
+        (  # which only a privileged container may have
+            {"extraVolumeMounts": [{"name": "a", "mountPath": "/tmp", "mountPropagation": "Bidirectional"}]},
+            "/extraVolumeMounts/0/mountPropagation'",
+        ),
+        (
+            {"extraVolumeMounts": [{"name": "a", "mountPath": "/tmp", "subPath": "a", "subPathExpr": "b"}]},
+            "/extraVolumeMounts/0'",
         ),
     ],
 )
@@ -293,7 +302,7 @@ def test_every_pod_may_be_created_where_plugins_are_required(keys: list[str]) ->
 
 def test_no_annotation_of_ones_own_takes_that_back_nor_asks_for_a_gpu() -> None:
     keys: dict[str, Any] = {"tolerateMissingKeys": ["example.com/a"]}
-    with pytest.raises(RefusedError, match=r"podAnnotations: example\.com/a is one of tolerateMissingKeys"):
+    with pytest.raises(RefusedError, match=r"podAnnotations: the chart sets example\.com/a itself, to true"):
         render(**keys, podAnnotations={"example.com/a": "false"})
     assert render(**keys, podAnnotations={"example.com/a": "true"}) == render(**keys)
     for key in ("gpu.nri.io", "gpu.nri.io/pod"):
@@ -323,7 +332,7 @@ class OnceLoader(getattr(yaml, "CSafeLoader", yaml.SafeLoader)):  # type: ignore
 COMMON = {
     "commonLabels": {"team": "a"},
     "podLabels": {"team": "b"},
-    "podAnnotations": {"prometheus.io/scrape": "false"},
+    "podAnnotations": {"prometheus.io/scrape": "true"},
 }
 CROWDED = {
     component: {**base, **COMMON, **(EXTRAS if not table else {table: {**base.get(table, {}), **EXTRAS}})}

@@ -210,6 +210,9 @@ imagePullSecrets:
 {{- $_ := set $all $key $value -}}
 {{- end -}}
 {{- range $key, $value := (index . 0).Values.podAnnotations -}}
+{{- if ne $value (get $all $key | default $value) -}}
+{{- fail (printf "podAnnotations: the chart sets %s itself, to %s: remove it there" $key (get $all $key)) -}}
+{{- end -}}
 {{- $_ := set $all $key $value -}}
 {{- end -}}
 {{- with $all -}}
@@ -430,6 +433,8 @@ its end or "", and the rest, which differs. The programs take an option's beginn
 {{- fail (printf "%sextraEnv: %s is the chart's own: remove it" $name .name) -}}
 {{- else if has .name $given -}}
 {{- fail (printf "%sextraEnv: %s is given twice: remove one of them" $name .name) -}}
+{{- else if and (hasKey . "value") (hasKey . "valueFrom") -}}
+{{- fail (printf "%sextraEnv: %s has value and valueFrom: remove one of them" $name .name) -}}
 {{- end -}}
 {{- $given = append $given .name -}}
 {{- end -}}
