@@ -84,6 +84,43 @@ OBSERVING: Mapping[str, dict[str, Any]] = {
     },
 }
 
+# Component -> its verb, the values that bring it, and the table in which its extras are.
+COMPONENTS: Mapping[str, tuple[str, dict[str, Any], str]] = {
+    "daemon": ("run", {"policy": "[limits]\n", "mps": {"enabled": True}}, ""),
+    "guard": ("guard", {"policy": "[limits]\n"}, "guard"),
+    "dra": ("dra", CLAIMS, "dra"),
+    "observe": ("observe", {"mode": "observe", "observe": {"nvml": True, "runtimes": ["k3s", "podman"]}}, "observe"),
+}
+EXTRAS: dict[str, Any] = {
+    "extraEnv": [
+        {"name": "HTTPS_PROXY", "value": "http://proxy"},
+        {"name": "A", "valueFrom": {"fieldRef": {"fieldPath": "status.hostIP"}}},
+    ],
+    "extraArgs": ["--future=a b: c", "--another"],
+    "extraVolumes": [{"name": "certificates", "configMap": {"name": "ours"}}, {"name": "scratch", "emptyDir": {}}],
+    "extraVolumeMounts": [
+        {"name": "certificates", "mountPath": "/etc/ssl/certs", "readOnly": True},
+        {"name": "scratch", "mountPath": "/tmp"},
+    ],
+}
+COMMON: dict[str, Any] = {
+    "commonLabels": {"team": "a"},
+    "podLabels": {"team": "b"},
+    "podAnnotations": {"prometheus.io/scrape": "true"},
+    "image": {"registry": "registry.example.com:5000", "digest": f"sha256:{'0123456789abcdef' * 4}"},
+    "imagePullSecrets": ["a", {"name": "b"}],
+    "updateStrategy": {"rollingUpdate": {"maxSurge": 2}},
+    "extraObjects": [
+        "{{ if true }}{apiVersion: v1, kind: ConfigMap, metadata: {name: '{{ .Release.Name }}-a'}}{{ end }}"
+    ],
+}
+# All that the values may add to one component's pods, and labels and annotations of ones own.
+CROWDED: Mapping[str, dict[str, Any]] = {
+    component: {**base, **COMMON, **(EXTRAS if not table else {table: {**base.get(table, {}), **EXTRAS}})}
+    | {"tolerateMissingKeys": ["a", "a"], "metrics": {"enabled": True}}
+    for component, (_, base, table) in COMPONENTS.items()
+}
+
 
 @cache
 def found(variant: str = "defaults") -> list[dict[str, Any]]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from functools import cache
 from pathlib import PurePosixPath
 from typing import Any
@@ -13,31 +13,12 @@ import pytest
 import yaml
 
 from nri_gpu.cli.main import VERBS, parse
-from tests.support.chart import CLAIMS, OBSERVING, VARIANTS, container, daemon_sets
+from tests.support.chart import CLAIMS, COMPONENTS, CROWDED, EXTRAS, OBSERVING, VARIANTS, container, daemon_sets
 from tests.support.helm import RefusedError, documents, render, values
 
 NEWEST = kubernetes_validate.latest_version()
-# Component -> its verb, the values that bring it, and the table in which its extras are.
-COMPONENTS: Mapping[str, tuple[str, dict[str, Any], str]] = {
-    "daemon": ("run", {"policy": "[limits]\n", "mps": {"enabled": True}}, ""),
-    "guard": ("guard", {"policy": "[limits]\n"}, "guard"),
-    "dra": ("dra", CLAIMS, "dra"),
-    "observe": ("observe", {"mode": "observe", "observe": {"nvml": True, "runtimes": ["k3s", "podman"]}}, "observe"),
-}
 # Options that no value sets.
 FREE = {"run": {"index"}, "guard": set(), "dra": {"kubeconfig"}, "observe": {"pod-resources", "containerd-state"}}
-EXTRAS: dict[str, Any] = {
-    "extraEnv": [
-        {"name": "HTTPS_PROXY", "value": "http://proxy"},
-        {"name": "A", "valueFrom": {"fieldRef": {"fieldPath": "status.hostIP"}}},
-    ],
-    "extraArgs": ["--future=a b: c", "--another"],
-    "extraVolumes": [{"name": "certificates", "configMap": {"name": "ours"}}, {"name": "scratch", "emptyDir": {}}],
-    "extraVolumeMounts": [
-        {"name": "certificates", "mountPath": "/etc/ssl/certs", "readOnly": True},
-        {"name": "scratch", "mountPath": "/tmp"},
-    ],
-}
 every_component = pytest.mark.parametrize("component", COMPONENTS)
 
 
@@ -329,16 +310,6 @@ class OnceLoader(getattr(yaml, "CSafeLoader", yaml.SafeLoader)):  # type: ignore
         return table
 
 
-COMMON = {
-    "commonLabels": {"team": "a"},
-    "podLabels": {"team": "b"},
-    "podAnnotations": {"prometheus.io/scrape": "true"},
-}
-CROWDED = {
-    component: {**base, **COMMON, **(EXTRAS if not table else {table: {**base.get(table, {}), **EXTRAS}})}
-    | {"tolerateMissingKeys": ["a", "a"], "metrics": {"enabled": True}}
-    for component, (_, base, table) in COMPONENTS.items()
-}
 EVERY = {**VARIANTS, **OBSERVING, **CROWDED}
 
 
