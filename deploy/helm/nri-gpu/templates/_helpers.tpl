@@ -230,8 +230,8 @@ prometheus.io/port: {{ .Values.metrics.port | quote }}
 {{- end }}
 
 {{/*
-How an upgrade replaces the pods: as the values say, else by the surge of the second word. To a surge alone Kubernetes would
-add its own maxUnavailable of 1, and refuse the two.
+How an upgrade replaces the pods: as the values say, else by the surge of the second word. To a surge alone Kubernetes
+would add its own maxUnavailable of 1, and refuse the two.
 */}}
 {{- define "nri-gpu.updateStrategy" -}}
 {{- $given := index . 0 | default dict -}}
