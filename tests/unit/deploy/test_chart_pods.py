@@ -18,7 +18,7 @@ from tests.support.helm import RefusedError, documents, render, values
 
 NEWEST = kubernetes_validate.latest_version()
 # Options that no value sets.
-FREE = {"run": {"index"}, "guard": set(), "dra": {"kubeconfig"}, "observe": {"pod-resources", "containerd-state"}}
+FREE = {"run": {"index"}, "guard": set(), "dra": set(), "observe": {"pod-resources", "containerd-state"}}
 every_component = pytest.mark.parametrize("component", COMPONENTS)
 
 
@@ -289,6 +289,17 @@ def test_no_annotation_of_ones_own_takes_that_back_nor_asks_for_a_gpu() -> None:
     for key in ("gpu.nri.io", "gpu.nri.io/pod"):
         with pytest.raises(RefusedError, match="/tolerateMissingKeys/0'"):
             render(tolerateMissingKeys=[key])
+
+
+def test_the_job_has_of_all_that_is_for_pods_what_lets_it_start() -> None:
+    taints = [{"key": "dedicated", "operator": "Exists"}]
+    given = {**CROWDED["guard"], "tolerations": taints, "nodeSelector": {"gpus": "yes"}}
+    template = templates(documents(None, **given))["check"]
+    assert template["metadata"]["annotations"] == {"a": "true"}
+    assert "team" not in template["metadata"]["labels"]
+    assert template["spec"]["tolerations"] == taints
+    assert template["spec"]["nodeSelector"] == {"kubernetes.io/os": "linux"}  # before there is a node with GPUs
+    assert "affinity" not in template["spec"]
 
 
 def test_no_priority_is_a_priority_too() -> None:

@@ -400,6 +400,8 @@ dra-driver: dra.driver
 dra-dir: kubelet.root
 gpus: simulation
 node-name: ""
+# By its own token, which a policy keeps to its node: with other credentials it would not be kept.
+kubeconfig: ""
 log-level: logLevel
 help: ""
 {{- end }}
