@@ -150,7 +150,7 @@ app.kubernetes.io/component: {{ . }}
 {{- $_ := set $own "app.kubernetes.io/name" ($root.Values.nameOverride | default "nri-gpu") -}}
 {{- $_ := set $own "app.kubernetes.io/version" $root.Chart.AppVersion -}}
 {{- $_ := set $own "app.kubernetes.io/managed-by" $root.Release.Service -}}
-{{- $_ := set $own "helm.sh/chart" (printf "%s-%s" $root.Chart.Name $root.Chart.Version | replace "+" "_") -}}
+{{- $_ := set $own "helm.sh/chart" (printf "%s-%s" $root.Chart.Name $root.Chart.Version | replace "+" "_" | trunc 63 | trimSuffix "-") -}}
 {{- merge $own ($root.Values.commonLabels | default dict) | toYaml -}}
 {{- end }}
 
