@@ -17,6 +17,7 @@ from tests.support.cluster import DAEMON, DRA, Cluster, Object, pod, wait_for
 from tests.support.cluster_claims import (
     POOLS,
     DraCluster,
+    check_slices,
     claim,
     claiming,
     devices,
@@ -346,15 +347,7 @@ def test_by_the_chart_with_its_rights_and_no_more(cluster: Cluster, dra: DraClus
     assert len(cluster.minors("train")) == 2
 
     # The account's token writes for this node alone.
-    (mine, *_) = cluster.get("resourceslices")
-    mine["metadata"] = {"name": "another"}
-    create = ("--kubeconfig", str(dra.kubeconfig()), "create", "-f", "-")
-    mine["spec"]["nodeName"] = "node2"
-    with pytest.raises(HarnessError, match="may write ResourceSlices of that node only"):
-        cluster.kubectl(*create, given=json.dumps(mine))
-    mine["spec"]["nodeName"] = "node1"
-    mine["spec"]["pool"]["name"] = "another"
-    cluster.kubectl(*create, given=json.dumps(mine))
+    check_slices(cluster, dra.kubeconfig(), "node2")
     dra.delete("pod", "train")
 
     # So it does with events, of which the driver writes one in series.

@@ -9,10 +9,12 @@ from copy import deepcopy
 from pathlib import Path
 from typing import Any, Final
 
+import pytest
 import yaml
 
 from tests.support.cluster import DAEMON, DRA, NAMESPACE, ROOT, Cluster, Object, pod, wait_for
 from tests.support.daemon import FOUR_GPUS
+from tests.support.errors import HarnessError
 from tests.support.helm import documents
 
 CLASS: Final = "gpu.nri.io"
@@ -87,6 +89,29 @@ def claiming(name: str, asked: Mapping[str, Any] | None = None) -> tuple[Object,
     return template(name, asked or devices()), on_claim(name, name, by_template=True)
 
 
+def driver_kubeconfig(cluster: Cluster, account: str = ACCOUNT, namespace: str = NAMESPACE) -> Path:
+    """Return that of the driver's account, with a token that belongs to the node."""
+    bound = ("--bound-object-kind", "Node", "--bound-object-name", cluster.node)
+    token = cluster.kubectl("create", "token", account, "-n", namespace, *bound).strip()
+    known = yaml.safe_load(cluster.admin.read_text())
+    for user in known["users"]:
+        user["user"] = {"token": token}
+    return cluster.file("dra.kubeconfig", json.dumps(known))
+
+
+def check_slices(cluster: Cluster, kubeconfig: Path, other: str) -> None:
+    """Let the driver's token create a slice of the node that the cluster is about, and none of another one."""
+    made = cluster.get("resourceslices")[0]
+    made["metadata"] = {"name": "another"}
+    create = ("--kubeconfig", str(kubeconfig), "create", "-f", "-")
+    made["spec"]["nodeName"] = other
+    with pytest.raises(HarnessError, match="may write ResourceSlices of that node only"):
+        cluster.kubectl(*create, given=json.dumps(made))
+    made["spec"]["nodeName"] = cluster.node
+    made["spec"]["pool"]["name"] = "another"
+    cluster.kubectl(*create, given=json.dumps(made))
+
+
 class DraCluster:
     """A cluster whose GPUs are offered by `nri-gpu dra`."""
 
@@ -109,12 +134,7 @@ class DraCluster:
         self.cluster.run_daemon(topology, policy, "--no-kubelet", "--dra", *options)
 
     def kubeconfig(self) -> Path:
-        """That of the chart's account, with a token that belongs to the node."""
-        bound = ("--bound-object-kind", "Node", "--bound-object-name", "node1")
-        token = self.cluster.kubectl("create", "token", ACCOUNT, "-n", NAMESPACE, *bound).strip()
-        known = yaml.safe_load((self.cluster.root / "pki" / "kubelet.conf").read_text())
-        known["users"] = [{"name": "u", "user": {"token": token}}]
-        return self.cluster.file("dra.kubeconfig", json.dumps(known))
+        return driver_kubeconfig(self.cluster)
 
     def offered(self) -> list[Object]:
         """The devices of all our slices, in the scheduler's order."""

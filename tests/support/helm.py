@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 import subprocess
+from collections.abc import Callable
 from functools import cache
 from importlib.util import find_spec
 from pathlib import Path
@@ -87,19 +88,35 @@ def parsed(text: str) -> list[Any]:
 
 
 class Helm:
-    """The program, with folders of its own. kubeconfig: of a cluster; none by default, nor what the caller's names."""
+    """The program, with folders of its own. kubeconfig: of a cluster; none by default, nor what the caller's names.
 
-    def __init__(self, name: str, folder: Path, kubeconfig: Path = Path(os.devnull)) -> None:
+    enter: runs a command where that cluster's API server answers.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        folder: Path,
+        kubeconfig: Path = Path(os.devnull),
+        enter: Callable[..., subprocess.CompletedProcess[str]] | None = None,
+    ) -> None:
         self.path = ground.need(name) / "helm"
         # A release has the version of Kubernetes linked in that its modules are of; `go install` leaves that out.
         self.kube_version = f"--kube-version={ground.version(name, 'k8s.io/client-go').replace('0.', '1.', 1)}"
         homes = {f"HELM_{each}_HOME": str(folder / each.lower()) for each in ("CACHE", "CONFIG", "DATA")}
-        self.environment = {**os.environ, **homes, "KUBECONFIG": str(kubeconfig)}
+        self._own = {**homes, "KUBECONFIG": str(kubeconfig)}
+        self.environment = {**os.environ, **self._own}
+        self._enter = enter
 
     def __call__(self, *words: str | Path) -> str:
         """Standard output. Raises: HarnessError: with what it says."""
         command = [str(each) for each in (self.path, *words)]
-        done = subprocess.run(command, capture_output=True, text=True, env=self.environment, timeout=300, check=False)
+        if self._enter:
+            done = self._enter("env", *(f"{name}={value}" for name, value in self._own.items()), *command)
+        else:
+            done = subprocess.run(
+                command, capture_output=True, text=True, env=self.environment, timeout=300, check=False
+            )
         if done.returncode:
             raise HarnessError(f"helm {' '.join(command[1:])[:200]}: {done.stderr[-2000:]}")
         return done.stdout
