@@ -98,9 +98,9 @@ def slices(cluster: Cluster) -> dict[str, str]:
 
 
 @pytest.fixture(params=PROGRAMS)
-def helm(request: pytest.FixtureRequest, cluster: Cluster, tmp_path: Path) -> Iterator[Helm]:
-    yield Helm(request.param, tmp_path, cluster.admin)
-    delete_classes(cluster)
+def helm(request: pytest.FixtureRequest, two_nodes: Cluster, tmp_path: Path) -> Iterator[Helm]:
+    yield Helm(request.param, tmp_path, two_nodes.admin, two_nodes.enter)
+    delete_classes(two_nodes)
 
 
 def installed(cluster: Cluster) -> dict[tuple[str, str], tuple[str, Any]]:
@@ -113,8 +113,8 @@ def installed(cluster: Cluster) -> dict[tuple[str, str], tuple[str, Any]]:
     }
 
 
-def test_an_upgrade_replaces_no_object_and_takes_a_name_of_ones_own(cluster: Cluster, helm: Helm) -> None:
-    release = ("one", "--namespace", NAMESPACE)
+def test_an_upgrade_replaces_no_object_and_takes_a_name_of_ones_own(two_nodes: Cluster, helm: Helm) -> None:
+    cluster, release = two_nodes, ("one", "--namespace", NAMESPACE)
     nowhere = CLAIMS | {"nodeSelector": {"nobody": "here"}}  # this is about objects, and pods take time
     helm(
         "install",
