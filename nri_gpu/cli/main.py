@@ -457,6 +457,26 @@ VERBS: Final = (
         ),
     ),
     Verb(
+        "try",
+        "nri_gpu.cli.try_command",
+        "make a pod that asks for a GPU, and say what became of it: the Job of `helm test` runs it",
+        "Runs in a pod with an account that may make pods (deploy/helm/nri-gpu/templates/test.yaml). It asks as\n"
+        "policy and options let pods ask: by limits, by a ResourceClaim, by annotation. It waits for 60 s at most,\n"
+        "prints the GPU and the driver, or why there is none, and deletes what it made. Exits 1 when there is none.\n"
+        "Example:\n"
+        "  nri-gpu try --namespace nri-gpu --pod $HOSTNAME --kubelet",
+        (
+            _option("--namespace", help="the namespace of this pod", metavar="NAMESPACE", required=True),
+            _value("--pod", "NAME", "this pod's name; what is made has its image, and its Job as owner"),
+            _value("--place", "JSON", "the part of a pod's spec that says on which nodes it may run"),
+            _value(
+                "--observers", "LABELS", "ask for nothing, and look whether the observers with these labels are ready"
+            ),
+            POLICY,
+            *OVERRIDES,
+        ),
+    ),
+    Verb(
         "prepare",
         "nri_gpu.cli.prepare_command",
         "prepare the host: load kernel modules, make device nodes and /dev/char links",
@@ -496,7 +516,7 @@ GROUPS: Final[Mapping[str, tuple[str, ...]]] = {
         "uncordon",
         "repaired",
     ),
-    "setting up": ("prepare", "driver", "check", "replay", "cdi"),
+    "setting up": ("prepare", "driver", "check", "replay", "cdi", "try"),
     "services": ("run", "guard", "dra", "observe"),
 }
 HELP: Final = ("help", "-h", "--help")

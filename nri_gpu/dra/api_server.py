@@ -160,7 +160,7 @@ class ApiServer:
     async def discover(self) -> str:
         """Find the version of resource.k8s.io to use from now on. Raises: RefusedError: it serves none of ours."""
         try:
-            served = {each.get("version") for each in (await self._ask("GET", f"/apis/{GROUP}", _Group)).versions}
+            served = {each.get("version") for each in (await self.ask("GET", f"/apis/{GROUP}", _Group)).versions}
         except NotFoundError:
             served = set()
         self._version = next((version for version in VERSIONS if version in served), "")
@@ -174,7 +174,7 @@ class ApiServer:
     async def node_uid(self, name: str) -> str:
         """Return the UID of a node. Raises: RefusedError: there is none of that name."""
         try:
-            return (await self._ask("GET", f"/api/v1/nodes/{quote(name, safe='')}", _Object)).metadata.uid
+            return (await self.ask("GET", f"/api/v1/nodes/{quote(name, safe='')}", _Object)).metadata.uid
         except NotFoundError:
             raise RefusedError(
                 f"the API server at {self.url} has no node {name}: set --node-name (or NODE_NAME) to "
@@ -183,17 +183,17 @@ class ApiServer:
 
     async def create_event(self, namespace: str, event: Mapping[str, object]) -> None:
         """Create an Event. Raises: ConflictError: there is one of that name."""
-        await self._ask("POST", _events(namespace), msgspec.Raw, event)
+        await self.ask("POST", _events(namespace), msgspec.Raw, event)
 
     async def patch_event(self, namespace: str, name: str, change: Mapping[str, object]) -> None:
         """Change some fields of an Event. Raises: NotFoundError: the server keeps it no more."""
-        await self._ask("PATCH", f"{_events(namespace)}/{quote(name, safe='')}", msgspec.Raw, change)
+        await self.ask("PATCH", f"{_events(namespace)}/{quote(name, safe='')}", msgspec.Raw, change)
 
     async def claim(self, namespace: str, name: str) -> bytes:
         """Return a ResourceClaim as JSON. Raises: NotFoundError; UnavailableError: it may tell soon; or another."""
         place = f"namespaces/{quote(namespace, safe='')}/resourceclaims/{quote(name, safe='')}"
         try:
-            return bytes(await self._ask("GET", f"{await self._base()}/{place}", msgspec.Raw))
+            return bytes(await self.ask("GET", f"{await self.resource_group()}/{place}", msgspec.Raw))
         except NotFoundError as error:
             if error.name == name:
                 raise
@@ -202,23 +202,24 @@ class ApiServer:
 
     async def slices(self, node: str, driver: str) -> SliceList:
         """List the driver's slices of the node."""
-        return await self._ask("GET", f"{await self._base()}/resourceslices?{_selector(node, driver)}", SliceList)
+        path = f"{await self.resource_group()}/resourceslices?{_selector(node, driver)}"
+        return await self.ask("GET", path, SliceList)
 
     async def create(self, wanted: ResourceSlice, *, dry_run: bool = False) -> ResourceSlice:
         """Create a slice. Return it as the server keeps it. dry_run: create nothing; as the server would keep it."""
         query = "?dryRun=All" if dry_run else ""
-        return await self._ask("POST", f"{await self._base()}/resourceslices{query}", ResourceSlice, wanted)
+        return await self.ask("POST", f"{await self.resource_group()}/resourceslices{query}", ResourceSlice, wanted)
 
     async def update(self, wanted: ResourceSlice) -> ResourceSlice:
         """Update a slice. Return it as it is kept. Raises: ConflictError: the server has a newer version."""
-        path = f"{await self._base()}/resourceslices/{quote(wanted.metadata.name, safe='')}"
-        return await self._ask("PUT", path, ResourceSlice, wanted)
+        path = f"{await self.resource_group()}/resourceslices/{quote(wanted.metadata.name, safe='')}"
+        return await self.ask("PUT", path, ResourceSlice, wanted)
 
     async def delete(self, unwanted: ResourceSlice) -> None:
         """Delete that very slice, not another object of its name."""
-        path = f"{await self._base()}/resourceslices/{quote(unwanted.metadata.name, safe='')}"
+        path = f"{await self.resource_group()}/resourceslices/{quote(unwanted.metadata.name, safe='')}"
         body = {"apiVersion": "v1", "kind": "DeleteOptions", "preconditions": {"uid": unwanted.metadata.uid}}
-        await self._ask("DELETE", path, msgspec.Raw, body)
+        await self.ask("DELETE", path, msgspec.Raw, body)
 
     async def watch(self, node: str, driver: str, since: str, take: Callable[[SliceEvent], None]) -> bool:
         """Give each change of the driver's slices on the node to `take`, until the server ends the watch.
@@ -229,7 +230,7 @@ class ApiServer:
         lasting_s = int(self._times.watch * random.uniform(0.6, 1.0))  # or all nodes would ask again at once
         asked = {"watch": "1", "allowWatchBookmarks": "true", "timeoutSeconds": str(lasting_s)}
         query = f"{_selector(node, driver)}&{urlencode({**asked, 'resourceVersion': since})}"
-        path = f"{await self._base()}/resourceslices?{query}"
+        path = f"{await self.resource_group()}/resourceslices?{query}"
         stream, loop, began = _Stream(self._bytes_max), asyncio.get_running_loop(), time.monotonic()
 
         def tell(event: SliceEvent) -> None:
@@ -257,10 +258,12 @@ class ApiServer:
         if pool:
             pool.close()
 
-    async def _base(self) -> str:
+    async def resource_group(self) -> str:
+        """Return where the paths of resource.k8s.io begin, in the version that the server has."""
         return f"/apis/{GROUP}/{self._version or await self.discover()}"
 
-    async def _ask(self, verb: str, path: str, form: type[T], body: object = None) -> T:
+    async def ask(self, verb: str, path: str, form: type[T], body: object = None) -> T:
+        """Return the answer to one question, in that form. path: from the server's root, with its query."""
         if isinstance(body, ResourceSlice):
             body = replace(body, api_version=f"{GROUP}/{self._version}", kind="ResourceSlice")
         sent = None if body is None else msgspec.json.encode(body)

@@ -31,6 +31,9 @@ LACKING: Final = (
 )
 IMAGE: Final = "nri-gpu"  # there is no public one, so the chart has no default
 PROGRAMS: Final = ("helm3", "helm4")  # sets of tests/ground
+TEST: Final = (
+    "test.yaml"  # the template of `helm test`, of which neither `helm install` nor `kubectl apply` makes anything
+)
 
 
 class RefusedError(Exception):
@@ -62,9 +65,19 @@ def _with_image(changed: dict[str, Any]) -> dict[str, Any]:
     return {**changed, "image": {"repository": IMAGE, **changed.get("image", {})}}
 
 
-def render(release: Release | None = None, folder: Path = CHART, **changed: object) -> dict[str, str]:
-    """Template's file name -> text, of every template that renders to something. Raises: RefusedError."""
-    chosen, chart = release or Release(), _chart(folder)
+def render(release: Release | None = None, **changed: object) -> dict[str, str]:
+    """Template's file name -> text, of every template that an installation makes something of. Raises: RefusedError."""
+    texts = _texts(release, changed)
+    return {name: text for name, text in texts.items() if name != TEST}
+
+
+def tested(release: Release | None = None, **changed: object) -> dict[str, Any]:
+    """Kind -> object, of what `helm test` makes."""
+    return {each["kind"]: each for each in parsed(_texts(release, changed)[TEST]) if each}
+
+
+def _texts(release: Release | None, changed: dict[str, Any]) -> dict[str, str]:
+    chosen, chart = release or Release(), _chart()
     from helm_python import HelmError
 
     try:
@@ -109,7 +122,7 @@ class Helm:
         self._enter = enter
 
     def __call__(self, *words: str | Path) -> str:
-        """Standard output. Raises: HarnessError: with what it says."""
+        """Standard output. Raises: HarnessError: with what it says, and what a hook's pod does."""
         command = [str(each) for each in (self.path, *words)]
         if self._enter:
             done = self._enter("env", *(f"{name}={value}" for name, value in self._own.items()), *command)
@@ -118,5 +131,5 @@ class Helm:
                 command, capture_output=True, text=True, env=self.environment, timeout=300, check=False
             )
         if done.returncode:
-            raise HarnessError(f"helm {' '.join(command[1:])[:200]}: {done.stderr[-2000:]}")
+            raise HarnessError(f"helm {' '.join(command[1:])[:200]}: {done.stdout[-2000:]}{done.stderr[-2000:]}")
         return done.stdout
