@@ -110,7 +110,7 @@ def trial_pod(attempt: Attempt, own: OwnPod, name: str, place: Mapping[str, obje
         "terminationGracePeriodSeconds": 1,
         "automountServiceAccountToken": False,
         "enableServiceLinks": False,
-        "imagePullSecrets": own.spec.image_pull_secrets,
+        "imagePullSecrets": list(own.spec.image_pull_secrets),
         "containers": [container],
     }
     metadata = _metadata(own, name)
@@ -135,4 +135,4 @@ def trial_claim(attempt: Attempt, own: OwnPod, name: str, api_version: str) -> M
 
 
 def _metadata(own: OwnPod, name: str) -> Manifest:
-    return {"name": name, "ownerReferences": msgspec.to_builtins(own.metadata.owner_references)}
+    return {"name": name, "ownerReferences": msgspec.to_builtins(list(own.metadata.owner_references))}

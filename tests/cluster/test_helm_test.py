@@ -13,7 +13,6 @@ import pytest
 
 from tests.support.cluster import NAMESPACE, Cluster, Object, pod, wait_for
 from tests.support.daemon import UUIDS
-from tests.support.errors import HarnessError
 from tests.support.helm import CHART, PROGRAMS, Helm
 from tests.support.observed_cluster import usual_bundles
 
@@ -36,20 +35,18 @@ class Installed:
         self._values.write_text(json.dumps(cluster.chart_values()))
 
     def __call__(self, *options: str) -> None:
-        given = (CHART, "-f", self._values, *options)
-        self.helm("upgrade", "--install", *RELEASE, *given, "--create-namespace", *WAIT)
+        given = (CHART, "-f", self._values)
+        self.helm("upgrade", "--install", *RELEASE, *given, *options, "--create-namespace", *WAIT)
 
-    def test(self) -> str:
-        """What it says, and nothing of it is left."""
-        said = self.helm("test", *RELEASE)
+    def test(self, *, code: int = 0) -> str:
+        """What it says, with the log of its Job; and nothing of it is left."""
+        done = subprocess.run(self.command("--timeout=2m"), env=self.helm.environment, capture_output=True, text=True)
+        assert done.returncode == code, done.stderr
         self.wait_nothing_left()
-        return said
+        return done.stderr
 
-    def failing(self, *options: str) -> str:
-        with pytest.raises(HarnessError) as failed:
-            self.helm("test", *RELEASE, *options)
-        self.wait_nothing_left()
-        return str(failed.value)
+    def command(self, *options: str) -> list[str]:
+        return [str(self.helm.path), "test", *RELEASE, *options]
 
     def left(self) -> list[str]:
         kinds = "jobs,pods,serviceaccounts,roles,rolebindings,resourceclaims"
@@ -124,28 +121,29 @@ def assert_granted(said: str, phrase: str) -> None:
 def test_it_says_why_there_is_no_gpu_and_leaves_nothing(installed: Installed) -> None:
     cluster = installed.cluster
     installed(*ANNOTATIONS, "--set-string", "policy=[namespaces]\nallow = ['ml-*']", "--set", "rbac.create=false")
-    said = installed.failing()
+    said = installed.test(code=1)
     assert "the Role of this test is missing" in said
     assert "create, get and delete on pods, list on events" in said
 
     installed(*ANNOTATIONS, "--set-string", "policy=[namespaces]\nallow = ['ml-*']")
-    assert "the policy does not let the namespace nri-gpu ask" in installed.failing()
+    assert "the policy does not let the namespace nri-gpu ask" in installed.test(code=1)
 
     installed()
     cluster.wait_allocatable(4)
     cluster.apply(pod("train", 4))
     cluster.wait_running("train")
     killed_while_it_waits(installed)
-    said = installed.failing()
+    said = installed.test(code=1)
     assert "failed: a pod with nvidia.com/gpu: 1 in its limits: no GPU is free" in said
     assert "1 Insufficient nvidia.com/gpu" in said
 
 
 def killed_while_it_waits(installed: Installed) -> None:
     """Its Job goes, and with the binding its right to delete the pod: what owns the pod is left to do it."""
-    cluster, helm = installed.cluster, installed.helm
-    command = [helm.path, "test", *RELEASE, "--timeout=20s"]
-    with subprocess.Popen(command, env=helm.environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT) as running:
+    cluster = installed.cluster
+    null = subprocess.DEVNULL
+    command = installed.command("--timeout=20s")
+    with subprocess.Popen(command, env=installed.helm.environment, stdout=null, stderr=null) as running:
 
         def waits() -> bool:
             return any(_unscheduled(each) for each in cluster.get("pods", "", "-n", NAMESPACE))

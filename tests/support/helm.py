@@ -71,7 +71,7 @@ def render(release: Release | None = None, **changed: object) -> dict[str, str]:
     return {name: text for name, text in texts.items() if name != TEST}
 
 
-def tested(release: Release | None = None, **changed: object) -> dict[str, Any]:
+def of_helm_test(release: Release | None = None, **changed: object) -> dict[str, Any]:
     """Kind -> object, of what `helm test` makes."""
     return {each["kind"]: each for each in parsed(_texts(release, changed)[TEST]) if each}
 
@@ -122,7 +122,7 @@ class Helm:
         self._enter = enter
 
     def __call__(self, *words: str | Path) -> str:
-        """Standard output. Raises: HarnessError: with what it says, and what a hook's pod does."""
+        """Standard output. Raises: HarnessError: with what it says."""
         command = [str(each) for each in (self.path, *words)]
         if self._enter:
             done = self._enter("env", *(f"{name}={value}" for name, value in self._own.items()), *command)
@@ -131,5 +131,5 @@ class Helm:
                 command, capture_output=True, text=True, env=self.environment, timeout=300, check=False
             )
         if done.returncode:
-            raise HarnessError(f"helm {' '.join(command[1:])[:200]}: {done.stdout[-2000:]}{done.stderr[-2000:]}")
+            raise HarnessError(f"helm {' '.join(command[1:])[:200]}: {done.stderr[-2000:]}")
         return done.stdout
