@@ -15,6 +15,7 @@ from tests.support.helm import CHART, PROGRAMS, Helm, parsed
 from tools.manifests import FOLDER, HELMS, SETS, as_options
 
 RELEASE = ("nri-gpu", CHART, "--namespace=nri-gpu")
+TEMPLATE = ("template", *RELEASE, "--skip-tests")  # what an installation makes
 OPTIONS = as_options({})
 OLDER = Path(__file__).parents[1] / "fixtures" / "chart" / "values-0.1.0.yaml"
 
@@ -34,7 +35,7 @@ def test_lint(helm: Helm) -> None:
 
 @pytest.mark.parametrize("name", SETS)
 def test_template_makes_what_is_in_the_manifests(helm: Helm, name: str) -> None:
-    made = parsed(helm("template", *RELEASE, helm.kube_version, *as_options(SETS[name][1])))
+    made = parsed(helm(*TEMPLATE, helm.kube_version, *as_options(SETS[name][1])))
     namespace, *others = parsed((FOLDER / name).read_text())
     assert namespace["kind"] == "Namespace"
     for each in made:  # which kubectl does not apply for Helm
@@ -48,15 +49,15 @@ def test_template_makes_what_is_in_the_manifests(helm: Helm, name: str) -> None:
     ("version", "has_it"), [("1.25", False), ("1.29.9", False), ("1.30.0-rc.1", True), ("1.37", True)]
 )
 def test_the_admission_policy_is_there_from_kubernetes_1_30_on(helm: Helm, version: str, has_it: bool) -> None:
-    made = kinds(helm("template", *RELEASE, *OPTIONS, f"--kube-version={version}"))
+    made = kinds(helm(*TEMPLATE, *OPTIONS, f"--kube-version={version}"))
     assert {"ConfigMap", "DaemonSet", "ServiceAccount"} <= made
     assert ("ValidatingAdmissionPolicy" in made) == ("ValidatingAdmissionPolicyBinding" in made) == has_it
 
 
 def test_on_openshift_the_accounts_of_all_daemonsets_may_use_the_constraints(helm: Helm) -> None:
     claims = (*OPTIONS, "--set=kubelet.enabled=false,dra.enabled=true", "--kube-version=1.37")
-    elsewhere = parsed(helm("template", *RELEASE, *claims))
-    made = parsed(helm("template", *RELEASE, *claims, "--api-versions=security.openshift.io/v1"))
+    elsewhere = parsed(helm(*TEMPLATE, *claims))
+    made = parsed(helm(*TEMPLATE, *claims, "--api-versions=security.openshift.io/v1"))
     (binding,) = (each for each in made if each not in elsewhere)
     assert binding["kind"] == "RoleBinding"
     assert binding["roleRef"]["name"] == "system:openshift:scc:privileged"
@@ -77,7 +78,7 @@ APPARMOR = "container.apparmor.security.beta.kubernetes.io/nri-gpu"
 def test_the_observer_is_unconfined_and_writes_to_no_container_by_what_each_kubernetes_knows(
     helm: Helm, version: str
 ) -> None:
-    made = parsed(helm("template", *RELEASE, *OPTIONS, OBSERVE, f"--kube-version={version}"))
+    made = parsed(helm(*TEMPLATE, *OPTIONS, OBSERVE, f"--kube-version={version}"))
     assert {each["kind"] for each in made} == {"ServiceAccount", "ConfigMap", "DaemonSet"}
     (template,) = (each["spec"]["template"] for each in made if each["kind"] == "DaemonSet")
     (container,) = template["spec"]["containers"]
@@ -93,9 +94,7 @@ def test_the_observer_is_unconfined_and_writes_to_no_container_by_what_each_kube
 
 
 def test_on_openshift_the_observer_may_use_the_constraints_and_sees_crio(helm: Helm) -> None:
-    made = parsed(
-        helm("template", *RELEASE, *OPTIONS, OBSERVE, helm.kube_version, "--api-versions=security.openshift.io/v1")
-    )
+    made = parsed(helm(*TEMPLATE, *OPTIONS, OBSERVE, helm.kube_version, "--api-versions=security.openshift.io/v1"))
     (binding,) = (each for each in made if each["kind"] == "RoleBinding")
     (spec,) = (each["spec"]["template"]["spec"] for each in made if each["kind"] == "DaemonSet")
     assert [each["name"] for each in binding["subjects"]] == [spec["serviceAccountName"]]
@@ -116,9 +115,9 @@ def test_the_observer_sees_the_containerd_that_a_distribution_brings(
 ) -> None:
     """Helm 3 takes such a version from a cluster alone, and drops its end on the command line."""
     helm = Helm("helm4", tmp_path_factory.mktemp("helm"))
-    made = helm("template", *RELEASE, *OPTIONS, OBSERVE, f"--kube-version={version}")
+    made = helm(*TEMPLATE, *OPTIONS, OBSERVE, f"--kube-version={version}")
     assert f"path: {state}/io.containerd.runtime.v2.task" in made
-    own = helm("template", *RELEASE, *OPTIONS, OBSERVE, f"--kube-version={version}", "--set=observe.runtimes={docker}")
+    own = helm(*TEMPLATE, *OPTIONS, OBSERVE, f"--kube-version={version}", "--set=observe.runtimes={docker}")
     assert "io.containerd.runtime.v2.task" not in own
 
 
@@ -154,57 +153,11 @@ def test_notes_on_claims_for_old_manifests(tmp_path_factory: pytest.TempPathFact
 def test_notes_on_values_of_an_older_chart(tmp_path_factory: pytest.TempPathFactory) -> None:
     """Each is named with its name of today."""
     helm = Helm("helm4", tmp_path_factory.mktemp("helm"))
-
-    def notes_on(values: str) -> str:
-        return helm("install", *RELEASE, *OPTIONS, "--dry-run=client", f"--set={values}").partition("NOTES:")[2]
-
-    notes = notes_on("maxSurge=2,metrics.scrape=none")
-    assert "The value metrics.scrape is set, an old name" in notes
-    assert "set metrics.annotations and metrics.serviceMonitor.enabled instead" in notes
-    assert "set updateStrategy and dra.updateStrategy and observe.updateStrategy instead" in notes
-    assert "an old name" not in notes_on("maxSurge=1,metrics.scrape=annotations")
-
-
-def test_a_package_has_what_its_templates_read(helm: Helm, tmp_path: Path) -> None:
-    there = ("--namespace=nri-gpu", helm.kube_version)
-    helm("package", CHART, "--destination", tmp_path)
-    (package,) = tmp_path.iterdir()
-    with tarfile.open(package) as archive:
-        names = {name.removeprefix("nri-gpu/") for name in archive.getnames()}
-    assert {"README.md", "foreign.yaml", "values.schema.json", "templates/NOTES.txt"} <= names
-    with pytest.raises(HarnessError, match=r"toolkit is a value of the GPU Operator\. Here: none"):
-        helm("template", package, *there, *OPTIONS, "--set=toolkit.enabled=false")
-
-
-def test_values_of_an_older_chart_make_what_the_defaults_make(helm: Helm, tmp_path: Path) -> None:
-    """As `helm upgrade --reuse-values` has them: instead of the new chart's own."""
-    there = ("--namespace=nri-gpu", helm.kube_version)
-    reused = tmp_path / "nri-gpu"
-    shutil.copytree(CHART, reused)
-    shutil.copyfile(OLDER, reused / "values.yaml")
-    made = [helm("template", "nri-gpu", chart, *there, *OPTIONS) for chart in (CHART, reused)]
-    assert made[0] == made[1]
-    surge = tmp_path / "surge.yaml"
-    surge.write_text("maxSurge: 2\nmetrics: {enabled: true, scrape: serviceMonitor}\n")
-    new = "--set=updateStrategy.type=RollingUpdate,updateStrategy.rollingUpdate.maxSurge=2,metrics.enabled=true"
-    options = (new, "--set=updateStrategy.rollingUpdate.maxUnavailable=0,metrics.serviceMonitor.enabled=true")
-    old = helm("template", "nri-gpu", reused, *there, *OPTIONS, "-f", surge)
-    assert parsed(old) == parsed(helm("template", "nri-gpu", CHART, *there, *OPTIONS, *options))
-
-
-def test_what_is_made_twice_is_the_same_to_the_byte(helm: Helm) -> None:
-    """So Argo CD and Flux see a difference where there is one."""
-    options = (
-        "--set=kubelet.enabled=false,dra.enabled=true,metrics.enabled=true,maxSurge=2,commonLabels.a=b,podLabels.c=d"
-    )
-    once, again = (
-        helm(
-            "template", *RELEASE, "--kube-version=1.37", *OPTIONS, options, "--set=metrics.serviceMonitor.enabled=true"
-        )
-        for _ in range(2)
-    )
-    assert "kind: ServiceMonitor" in once
-    assert once == again
+    made = helm("install", *RELEASE, *OPTIONS, "--set=stray.criDir=/run/containerd", "--dry-run=client")
+    now = helm(*TEMPLATE, *OPTIONS, "--set=health.criDir=/run/containerd")
+    assert "is called health.criDir now" in made.partition("NOTES:")[2]
+    assert "mountPath: /run/containerd" in now
+    assert parsed(now) == parsed(helm(*TEMPLATE, *OPTIONS, "--set=stray.criDir=/run/containerd"))
 
 
 def test_what_is_wrong_is_said(helm: Helm) -> None:
