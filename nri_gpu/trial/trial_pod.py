@@ -38,7 +38,7 @@ class Attempt(Struct, frozen=True):
             case Way.DRA:
                 return f"a pod with a ResourceClaim of the DeviceClass {self.asked}"
             case Way.ANNOTATION:
-                return f'a pod with the annotation {BASE_KEY}: "1"'
+                return f"a pod with the annotation {BASE_KEY}: 1"
             case _:
                 assert_never(self.way)
 

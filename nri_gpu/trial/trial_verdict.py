@@ -131,9 +131,7 @@ def _of_success(pod: TrialPod, ended: Terminated) -> TrialOutcome:
         return _bad(
             "its container ran without a GPU", f"NVIDIA_VISIBLE_DEVICES there is {first or 'empty'}", final=True
         )
-    return TrialOutcome(
-        True, True, "\n".join((f"has {first} on node {pod.spec.node_name}", *(f"  {line}" for line in rest)))
-    )
+    return TrialOutcome(True, True, "; ".join((f"has {first} on node {shown(pod.spec.node_name)}", *rest)))
 
 
 def _of_refusal(code: Code | None, refusal: re.Match[str], namespace: str) -> TrialOutcome:

@@ -41,7 +41,7 @@ def test_what_it_printed_is_its_gpus_and_the_driver() -> None:
     found = outcome(ended(0, f"{UUID}\nNVRM version: 580\x1b[2J\n"))
     assert found.good
     assert found.final
-    assert found.sentence == f"has {UUID} on node node1\n  NVRM version: 580\\x1b[2J"
+    assert found.sentence == f"has {UUID} on node node1; NVRM version: 580\\x1b[2J"
 
 
 @pytest.mark.parametrize("printed", ["", "\nno driver", "void\n", "all\n"])
