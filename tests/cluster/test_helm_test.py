@@ -20,7 +20,7 @@ pytestmark = pytest.mark.cluster
 
 RELEASE = ("nri-gpu", "--namespace", NAMESPACE)
 WAIT = ("--wait", "--timeout=2m")
-TEST = "nri-gpu-test"
+TEST, ACCOUNT = "nri-gpu-test", "nri-gpu.test"
 ANNOTATIONS = ("--set", "kubelet.enabled=false")
 CLAIMS = (*ANNOTATIONS, "--set", "dra.enabled=true")
 
@@ -51,7 +51,7 @@ class Installed:
     def left(self) -> list[str]:
         kinds = "jobs,pods,serviceaccounts,roles,rolebindings,resourceclaims"
         names = [each["metadata"]["name"] for each in self.cluster.get(kinds, "", "-n", NAMESPACE)]
-        return [name for name in names if name.startswith(TEST)]
+        return [name for name in names if name.startswith((TEST, ACCOUNT))]
 
     def wait_nothing_left(self) -> None:
         wait_for("nothing of the test", lambda: not self.left(), explain=lambda: str(self.left()))

@@ -16,7 +16,7 @@ from nri_gpu.policy.document import options_in
 from nri_gpu.records.policy_file import PolicyText, build_policy
 from nri_gpu.trial.trial_pod import attempts
 from tests.support.chart import CLAIMS, ELSEWHERE, one
-from tests.support.helm import documents, of_helm_test
+from tests.support.helm import RefusedError, documents, of_helm_test
 
 MODES: dict[str, tuple[dict[str, Any], str]] = {
     "kubelet": ({}, ASKING),
@@ -42,14 +42,19 @@ def test_kubernetes_takes_it_and_nothing_of_it_is_the_releases(mode: str) -> Non
     weights = []
     for each in objects.values():
         kubernetes_validate.validate(each, "1.25", strict=True)
-        assert (each["metadata"]["name"], each["metadata"]["namespace"]) == ("other-test", "elsewhere")
+        # With a dot, which no release's name has: Helm deletes what has a hook's name, whosever it is.
+        name = "other.test" if each["kind"] == "ServiceAccount" else "other-test"
+        assert (each["metadata"]["name"], each["metadata"]["namespace"]) == (name, "elsewhere")
         hook = {key.removeprefix("helm.sh/"): value for key, value in each["metadata"]["annotations"].items()}
         assert hook["hook"] == "test"
         assert hook["hook-delete-policy"] == "before-hook-creation,hook-succeeded,hook-failed"
         weights.append(int(hook["hook-weight"]))
     assert weights == sorted(set(weights))
     names = {each["metadata"]["name"] for each in documents(ELSEWHERE, **MODES[mode][0])}
-    assert "other-test" not in names
+    assert not names & {"other-test", "other.test"}
+    for given in ({"serviceAccount": {"name": "other.test"}}, {"dra": {"serviceAccount": {"name": "other.test"}}}):
+        with pytest.raises(RefusedError, match=r"other\.test, which helm test makes and deletes"):
+            documents(ELSEWHERE, **given)
 
 
 @pytest.mark.parametrize("mode", MODES)
@@ -60,7 +65,7 @@ def test_its_account_may_do_what_the_program_says_that_it_must(mode: str) -> Non
     said = ", ".join(f"{verbs} on {resources[0]}" for verbs, resources in rules)
     assert said == MODES[mode][1].replace(" and ", ", ")
     (subject,) = objects["RoleBinding"]["subjects"]
-    assert (subject["name"], subject["namespace"]) == ("other-test", "elsewhere")
+    assert (subject["name"], subject["namespace"]) == ("other.test", "elsewhere")
     assert objects["RoleBinding"]["roleRef"]["name"] == objects["Role"]["metadata"]["name"]
 
 
@@ -68,7 +73,7 @@ def test_its_account_may_do_what_the_program_says_that_it_must(mode: str) -> Non
 def test_its_token_is_mounted_in_its_one_pod_and_ends_with_that(mode: str) -> None:
     objects = made(mode)
     spec = objects["Job"]["spec"]["template"]["spec"]
-    assert spec["serviceAccountName"] == "other-test"
+    assert spec["serviceAccountName"] == objects["ServiceAccount"]["metadata"]["name"]
     assert objects["ServiceAccount"]["automountServiceAccountToken"] is False
     assert spec["automountServiceAccountToken"] is False
     mounts = {each["mountPath"]: each for each in container(objects)["volumeMounts"]}
