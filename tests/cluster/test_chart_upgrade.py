@@ -17,6 +17,13 @@ pytestmark = pytest.mark.cluster
 
 RELEASE: Final = ("nri-gpu", "--namespace", NAMESPACE)
 WAIT: Final = ("--wait", "--timeout=2m")
+GIVEN: Final[Object] = {
+    "policy": POOLS,
+    "dra": {"enabled": True},
+    # Defaults that are taken away, which Helm keeps as null when it reuses values.
+    "nodeSelector": {"kubernetes.io/os": None},
+    "resources": {"limits": {"memory": None}},
+}
 
 
 def ours(cluster: Cluster) -> list[Object]:
@@ -43,7 +50,7 @@ def test_from_an_older_chart_and_back(
     helm = Helm(program, tmp_path, cluster.admin)
     old = unpacked(BEFORE_CORDONS) / CHART.relative_to(CHART.parents[2])
     values = tmp_path / "values.json"
-    values.write_text(json.dumps({**cluster.chart_values(), "policy": POOLS, "dra": {"enabled": True}}))
+    values.write_text(json.dumps({**cluster.chart_values(), **GIVEN}))
 
     helm("install", *RELEASE, old, "--values", values, "--create-namespace", *WAIT)
     cluster.wait_allocatable(2)

@@ -11,7 +11,7 @@ import pytest
 import yaml
 
 from tests.support.cluster import NAMESPACE, ROOT, Cluster, Object, pod, wait_for
-from tests.support.cluster_claims import CLASS, POOLS, claiming
+from tests.support.cluster_claims import CLASS, claiming
 from tests.support.errors import HarnessError
 from tests.support.helm import CHART, Helm
 
@@ -19,7 +19,30 @@ pytestmark = pytest.mark.cluster
 
 LABEL: Final = "gpu.example.com/allocates"
 BESIDE: Final = "nri-gpu-beside"
-CLAIMED: Final = '[dra]\npool = "claims"\n\n[[pool]]\nname = "claims"\ndevice = ["3"]\n'
+# More of each policy: no annotation gets a GPU on the first kind, and one of 0 to 2 on the second.
+ALLOCATED: Final = """
+[kubelet]
+pool = "counted"
+
+[dra]
+pool = "claims"
+
+[[pool]]
+name = "counted"
+device = ["0", "1"]
+
+[[pool]]
+name = "claims"
+model = ["*"]
+"""
+CLAIMED: Final = """
+[dra]
+pool = "claims"
+
+[[pool]]
+name = "claims"
+device = ["3"]
+"""
 # Values of docs/foreign.md, "Node by node": the file's name -> its text.
 SHOWN: Final = dict(
     re.findall(r"```yaml\n# (\w+\.yaml):.*?\n(.*?)```", (ROOT / "docs" / "foreign.md").read_text(), re.S)
@@ -68,7 +91,7 @@ def on_kind(made: Object, kind: str) -> Object:
 
 
 def visible(cluster: Cluster, name: str) -> str:
-    return cluster.kubectl("exec", name, "--", "printenv", "NVIDIA_VISIBLE_DEVICES").strip()
+    return cluster.kubectl("exec", name, "--", "sh", "-c", "echo $NVIDIA_VISIBLE_DEVICES").strip()
 
 
 def test_two_releases_in_one_namespace(two_nodes: Cluster, tmp_path: Path) -> None:
@@ -79,7 +102,7 @@ def test_two_releases_in_one_namespace(two_nodes: Cluster, tmp_path: Path) -> No
         two_nodes.kubectl("label", "node", node.node, f"{LABEL}={kind}")
     helm = InsideHelm(two_nodes, tmp_path)
 
-    said = helm.install("nri-gpu", values(two_nodes, "kubelet.yaml", POOLS))
+    said = helm.install("nri-gpu", values(two_nodes, "kubelet.yaml", ALLOCATED))
     assert "It has the admission policy" in said
     assert f"It has the DeviceClasses {CLASS} and mig.{CLASS}" in said
     with pytest.raises(HarnessError, match=f'DeviceClass "{CLASS}".*exists and cannot be imported'):
@@ -100,7 +123,7 @@ def test_two_releases_in_one_namespace(two_nodes: Cluster, tmp_path: Path) -> No
     assert "has none in its resources.limits" in allocated
     assert "Warning" not in two_nodes.apply(on_kind(pod("annotated", annotations=asks), "nvidia"))
     two_nodes.wait_running("counted", "annotated")
-    two_nodes.wait_said("refused", "into the container's resources.limits")
+    two_nodes.wait_said("refused", 'in pool "counted", "claims", kept for others')
     assert first.minors("counted") < {0, 1}
     assert second.minors("annotated") < {0, 1, 2}
     assert visible(two_nodes, "counted").startswith("GPU-")

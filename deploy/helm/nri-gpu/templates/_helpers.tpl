@@ -3,8 +3,21 @@ Gives every value that is absent its default, and old names' values to new ones,
 this. With `helm upgrade --reuse-values` a new chart sees none of its own defaults.
 */}}
 {{- define "nri-gpu.defaults" -}}
+{{- include "nri-gpu.unset" .Values -}}
 {{- include "nri-gpu.complete" (list .Values (include "nri-gpu.added" . | fromYaml)) -}}
 {{- include "nri-gpu.oldKeys" . -}}
+{{- end }}
+
+{{/* Takes keys without a value out of a table, as Helm does unless it reuses values: Kubernetes would read them as "" or 0. */}}
+{{- define "nri-gpu.unset" -}}
+{{- $table := . -}}
+{{- range $key, $value := . -}}
+{{- if kindIs "invalid" $value -}}
+{{- $_ := unset $table $key -}}
+{{- else if kindIs "map" $value -}}
+{{- include "nri-gpu.unset" $value -}}
+{{- end -}}
+{{- end -}}
 {{- end }}
 
 {{/* Gives a table the keys of another one that it lacks; what it has stays, false and empty, too. */}}
