@@ -26,7 +26,8 @@ SAID = {
 @pytest.mark.parametrize("given", SAID)
 def test_each_release_says_which_it_has(given: str, tmp_path_factory: pytest.TempPathFactory) -> None:
     values, there, missing = SAID[given]
-    words = ("install", "nri-gpu", CHART, "--namespace=nri-gpu", *as_options({}), f"--set={values}", "--dry-run=client")
-    notes = Helm("helm4", tmp_path_factory.mktemp("helm"))(*words).partition("NOTES:")[2]
+    helm = Helm("helm4", tmp_path_factory.mktemp("helm"))
+    options = (*as_options({}), f"--set={values}", "--dry-run=client")
+    notes = helm("install", "nri-gpu", CHART, "--namespace=nri-gpu", *options).partition("NOTES:")[2]
     assert there in notes
     assert missing not in notes
