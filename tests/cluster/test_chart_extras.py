@@ -12,7 +12,7 @@ pytestmark = pytest.mark.cluster
 
 MOUNTED: Final = {
     "extraVolumes": [{"name": "extra", "configMap": {"name": "nri-gpu-extra"}}],
-    "extraVolumeMounts": [{"name": "extra", "mountPath": "/etc/extra", "readOnly": True}],
+    "extraVolumeMounts": [{"name": "extra", "mountPath": "/srv/extra", "readOnly": True}],
 }
 EXTRAS: Final[Object] = {
     "kubelet": {"enabled": False},
@@ -34,7 +34,7 @@ EXTRAS: Final[Object] = {
         f"apiVersion: v1\nkind: ConfigMap\nmetadata: {{name: by-text, namespace: {NAMESPACE}}}\n",
     ],
 }
-ASKED: Final = 'echo "$WORD" && cat /etc/extra/word'
+ASKED: Final = 'echo "$WORD" && cat /srv/extra/word'
 
 
 def test_all_of_them_at_once(cluster: Cluster, image: None) -> None:
