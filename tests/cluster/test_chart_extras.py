@@ -37,6 +37,7 @@ EXTRAS: Final[Object] = {
 ASKED: Final = 'echo "$WORD" && cat /srv/extra/word'
 
 
+@pytest.mark.short
 def test_all_of_them_at_once(cluster: Cluster, image: None) -> None:
     # Where the API server is, this driver knows by its `extraEnv` alone; no proxy leads there.
     patch = cluster.reach
