@@ -20,7 +20,7 @@ from tests.support.containerd import Containerd
 from tests.support.cri import ContainerId, CriError, Pod
 from tests.support.daemon import FOUR_GPUS
 from tests.support.driver_root import make_driver_root
-from tests.support.helm import documents
+from tests.support.helm import CHART, documents
 from tests.support.kubelet import AdmissionError, Kubelet
 from tests.support.marks import on_newest
 from tests.support.pods import ContainerSpec, PodSpec
@@ -156,7 +156,7 @@ def install(node: Containerd, folder: Path, kubelet: Mapping[str, Any], **more: 
         "stage": str(folder / "stage"),
         "remembered": str(folder / "remembered"),
     }
-    rendered = documents(None, paths=paths, kubelet=kubelet, **more)
+    rendered = documents(None, CHART, paths=paths, kubelet=kubelet, **more)
     (config,) = (each for each in rendered if each["kind"] == "ConfigMap")
     return Cluster(
         node, rendered, ConfigMapFolder(folder / "policy", config["data"]), dev, Path(str(kubelet.get("root")))
