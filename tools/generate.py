@@ -55,6 +55,7 @@ MADE: Final[Mapping[str, Callable[[], Files]]] = {
     "plots": plots.plots,  # docs/records -> docs/pictures
     "records": records,  # docs/records -> tables in pages
     "links": links,  # pages -> docs/external-links.txt
+    "values": chart_values.pages,  # the chart's values.yaml -> its README.md
     "manifests": manifests.manifests,  # the chart -> deploy/manifests
 }
 LOCKS: Final = "locks"  # newest versions of Python's packages -> deploy/locks

@@ -65,9 +65,9 @@ def _with_image(changed: dict[str, Any]) -> dict[str, Any]:
     return {**changed, "image": {"repository": IMAGE, **changed.get("image", {})}}
 
 
-def render(release: Release | None = None, **changed: object) -> dict[str, str]:
+def render(release: Release | None = None, folder: Path = CHART, **changed: object) -> dict[str, str]:
     """Template's file name -> text, of every template that an installation makes something of. Raises: RefusedError."""
-    texts = _texts(release, changed)
+    texts = _texts(release, changed, folder)
     return {name: text for name, text in texts.items() if name != TEST}
 
 
@@ -76,8 +76,8 @@ def of_helm_test(release: Release | None = None, **changed: object) -> dict[str,
     return {each["kind"]: each for each in parsed(_texts(release, changed)[TEST]) if each}
 
 
-def _texts(release: Release | None, changed: dict[str, Any]) -> dict[str, str]:
-    chosen, chart = release or Release(), _chart()
+def _texts(release: Release | None, changed: dict[str, Any], folder: Path = CHART) -> dict[str, str]:
+    chosen, chart = release or Release(), _chart(folder)
     from helm_python import HelmError
 
     try:

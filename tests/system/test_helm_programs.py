@@ -153,11 +153,57 @@ def test_notes_on_claims_for_old_manifests(tmp_path_factory: pytest.TempPathFact
 def test_notes_on_values_of_an_older_chart(tmp_path_factory: pytest.TempPathFactory) -> None:
     """Each is named with its name of today."""
     helm = Helm("helm4", tmp_path_factory.mktemp("helm"))
-    made = helm("install", *RELEASE, *OPTIONS, "--set=stray.criDir=/run/containerd", "--dry-run=client")
-    now = helm(*TEMPLATE, *OPTIONS, "--set=health.criDir=/run/containerd")
-    assert "is called health.criDir now" in made.partition("NOTES:")[2]
-    assert "mountPath: /run/containerd" in now
-    assert parsed(now) == parsed(helm(*TEMPLATE, *OPTIONS, "--set=stray.criDir=/run/containerd"))
+
+    def notes_on(values: str) -> str:
+        return helm("install", *RELEASE, *OPTIONS, "--dry-run=client", f"--set={values}").partition("NOTES:")[2]
+
+    notes = notes_on("maxSurge=2,metrics.scrape=none")
+    assert "The value metrics.scrape is set, an old name" in notes
+    assert "set metrics.annotations and metrics.serviceMonitor.enabled instead" in notes
+    assert "set updateStrategy and dra.updateStrategy and observe.updateStrategy instead" in notes
+    assert "an old name" not in notes_on("maxSurge=1,metrics.scrape=annotations")
+
+
+def test_a_package_has_what_its_templates_read(helm: Helm, tmp_path: Path) -> None:
+    there = ("--namespace=nri-gpu", helm.kube_version)
+    helm("package", CHART, "--destination", tmp_path)
+    (package,) = tmp_path.iterdir()
+    with tarfile.open(package) as archive:
+        names = {name.removeprefix("nri-gpu/") for name in archive.getnames()}
+    assert {"README.md", "foreign.yaml", "values.schema.json", "templates/NOTES.txt"} <= names
+    with pytest.raises(HarnessError, match=r"toolkit is a value of the GPU Operator\. Here: none"):
+        helm("template", package, *there, *OPTIONS, "--set=toolkit.enabled=false")
+
+
+def test_values_of_an_older_chart_make_what_the_defaults_make(helm: Helm, tmp_path: Path) -> None:
+    """As `helm upgrade --reuse-values` has them: instead of the new chart's own."""
+    there = ("--namespace=nri-gpu", helm.kube_version)
+    reused = tmp_path / "nri-gpu"
+    shutil.copytree(CHART, reused)
+    shutil.copyfile(OLDER, reused / "values.yaml")
+    made = [helm("template", "nri-gpu", chart, *there, *OPTIONS) for chart in (CHART, reused)]
+    assert made[0] == made[1]
+    surge = tmp_path / "surge.yaml"
+    surge.write_text("maxSurge: 2\nmetrics: {enabled: true, scrape: serviceMonitor}\n")
+    new = "--set=updateStrategy.type=RollingUpdate,updateStrategy.rollingUpdate.maxSurge=2,metrics.enabled=true"
+    options = (new, "--set=updateStrategy.rollingUpdate.maxUnavailable=0,metrics.serviceMonitor.enabled=true")
+    old = helm("template", "nri-gpu", reused, *there, *OPTIONS, "-f", surge)
+    assert parsed(old) == parsed(helm("template", "nri-gpu", CHART, *there, *OPTIONS, *options))
+
+
+def test_what_is_made_twice_is_the_same_to_the_byte(helm: Helm) -> None:
+    """So Argo CD and Flux see a difference where there is one."""
+    options = (
+        "--set=kubelet.enabled=false,dra.enabled=true,metrics.enabled=true,maxSurge=2,commonLabels.a=b,podLabels.c=d"
+    )
+    once, again = (
+        helm(
+            "template", *RELEASE, "--kube-version=1.37", *OPTIONS, options, "--set=metrics.serviceMonitor.enabled=true"
+        )
+        for _ in range(2)
+    )
+    assert "kind: ServiceMonitor" in once
+    assert once == again
 
 
 def test_what_is_wrong_is_said(helm: Helm) -> None:

@@ -208,7 +208,7 @@ def every_value() -> Iterator[dict[str, Any]]:
     """Each value of each key of each table, beside the observer that mounts most."""
     most = {"mode": "observe", "observe": {"nvml": True, "runtimes": RUNTIMES}}
     for table, schema in SCHEMA.items():
-        if table in ("mode", "global"):
+        if table in ("mode", "global") or table not in values():
             continue
         default = values()[table]
         for key, below in schema.get("properties", {}).items():
