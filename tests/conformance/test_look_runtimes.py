@@ -118,12 +118,15 @@ def test_docker(tmp_path: Path) -> None:
     check_privileged(found[agent])
 
 
-def test_podman(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("program", "suite"), [("runc", ""), ("crun", "trixie")], ids=["4.3 with runc", "5.4 with crun"]
+)
+def test_podman(tmp_path: Path, program: str, suite: str) -> None:
     """It tells a spec no name of a container, so its short id stands for it. What has ended is not shown."""
     if os.geteuid():
         pytest.fail("Podman as root is tried, which needs root: run this with sudo, or deselect containerd")
     driver = make_driver_root(tmp_path / "driver")
-    with Podman() as podman, cdi.specification(podman.cdi, driver, tmp_path / "stage"):
+    with Podman(program, suite) as podman, cdi.specification(podman.cdi, driver, tmp_path / "stage"):
         podman.load()
         ids = [podman.run("--device", f"nvidia.com/gpu={index}") for index in range(3)]
         agent, plain, ended = podman.run("--privileged"), podman.run(), podman.run("--device", "nvidia.com/gpu=3")

@@ -98,10 +98,17 @@ def download(
     )
 
 
-def unpack(package: str, suite: str | None, into: Path, architecture: str = "", *, whole: bool = False) -> None:
+def unpack(package: str, suite: str | None, into: Path, architecture: str = "") -> None:
     """Download a package, and unpack it to `into`. Arguments and errors as above."""
     with tempfile.TemporaryDirectory(prefix="nri-gpu-apt-") as work:
-        download([package], suite, Path(work), architecture=architecture, whole=whole)
+        download([package], suite, Path(work), architecture=architecture)
+        _unpack_all(Path(work), into)
+
+
+def unpack_whole(packages: Sequence[str], suite: str, into: Path) -> None:
+    """The same of several, with all that they depend on, down to the C library."""
+    with tempfile.TemporaryDirectory(prefix="nri-gpu-apt-") as work:
+        download(packages, suite, Path(work), whole=True)
         _unpack_all(Path(work), into)
 
 

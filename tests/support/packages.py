@@ -158,7 +158,7 @@ def _rebound(program: Path, folder: Path, libc: Path, *others: Path) -> Path:
 def criu(folder: Path) -> Path:
     """CRIU, which Debian has in sid alone, made in this folder; it finds its C library and all else in the cache."""
     suite, libraries = SUITES[Version.V2_1], f"usr/lib/{platform.machine()}-linux-gnu"
-    tree = kept(cache_folder() / suite / "criu-whole", lambda into: apt.unpack("criu", suite, into, whole=True))
+    tree = kept(cache_folder() / suite / "criu-whole", lambda into: apt.unpack_whole(["criu"], suite, into))
     return _rebound(tree / "usr/sbin/criu", folder, tree / libraries)
 
 
@@ -176,14 +176,18 @@ def command(program: str, *packages: str) -> list[str]:
 
 
 @functools.cache
-def as_if_installed(*packages: str) -> tuple[str, ...]:
+def as_if_installed(*packages: str, suite: str = "") -> tuple[str, ...]:
     """The words in front of a command that runs as if these packages were installed. Raises: UnavailableError.
 
     They and what they depend on, as far as the machine lacks it, lie over its /usr and /etc for that process alone.
+    suite: of a later Debian, whose C library they bring.
     """
-    tree = kept(
-        cache_folder() / "as-if-installed" / "+".join(packages), lambda into: apt.unpack_missing(packages, into)
-    )
+    name = "+".join(packages)
+    if suite:
+        folder = cache_folder() / suite / f"{name}-whole"
+        tree = kept(folder, lambda into: apt.unpack_whole(packages, suite, into))
+    else:
+        tree = kept(cache_folder() / "as-if-installed" / name, lambda into: apt.unpack_missing(packages, into))
     user = ["--map-root-user"] if os.geteuid() else []
     return ("unshare", *user, "--mount", "sh", "-ec", LAID_OVER, "sh", str(tree))
 
