@@ -91,7 +91,8 @@ EVENTS: Final = (
     Event.STOP_POD_SANDBOX,
     Event.REMOVE_POD_SANDBOX,
     # From NRI 0.10. A CreateContainer that we were too late for fails with it: we are asked once more, and are gone
-    # (containerd/nri: pkg/adaptation/adaptation.go, validateContainerAdjustment).
+    # (containerd/nri: pkg/adaptation/adaptation.go, validateContainerAdjustment). From 0.12.5 on it asks nobody who is
+    # gone, and only the guard refuses such a container (docs/upstream.md).
     Event.VALIDATE_CONTAINER_ADJUSTMENT,
 )
 UNRECORDED: Final = Reason(
