@@ -21,6 +21,7 @@ from nri_gpu.system.runtime_cri import WITHOUT
 
 HOUR_S: Final = 3600.0
 REFRESH_S: Final = 60  # between two samples, of a daemon that does not say
+DIGEST_SHOWN: Final = 12  # hexadecimal digits of a policy's SHA-256
 LATE_S: Final = 5.0  # a sample may come so much later
 SAMPLING: Final = (
     "a process samples held GPUs each second and holds NVML open: no GPU can be reset, and no driver unloaded, until "
@@ -114,12 +115,13 @@ def status_page(
 
 
 def headline(status: DaemonStatus) -> str:
-    """Return `node-7: containerd 2.1.9, driver 580.95.05, policy: /etc/nri-gpu/policy.toml`, or `observed`."""
-    runtime, node = status.runtime, status.node
+    """Return `node-7: containerd 2.1.9, driver 580.95.05, policy: /etc/policy.toml (3f9c01d2e4b7)`, or `observed`."""
+    runtime, node, policy = status.runtime, status.node, status.policy
     name = f"{runtime.name or 'runtime'} {runtime.version}".strip() if runtime.joined else "no runtime"
     name = "observed" if status.observer else name
     simulated = "SIMULATED node, " if node.simulated else ""
-    said = f"{simulated}{name}, driver {node.driver_version or '?'}, policy: {status.policy.source}"
+    said = f"{simulated}{name}, driver {node.driver_version or '?'}, policy: {policy.source}"
+    said += f" ({policy.digest[:DIGEST_SHOWN]})" if policy.digest else ""
     return f"{node.name}: {said}" if node.name else said  # an older daemon does not say
 
 

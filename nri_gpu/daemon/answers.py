@@ -87,11 +87,13 @@ class PolicyStatus(Struct, frozen=True):
     """The policy in force. fault: empty where it can be used.
 
     rejected: the fault of the file as it is now, where the policy before it stays in force; empty where there is none.
+    digest: SHA-256 of the text in force, as `sha256sum` prints it; empty without a text, as for the built-in defaults.
     """
 
     source: str
     fault: str
     rejected: str = ""
+    digest: str = ""
 
 
 class KubeletStatus(Struct, frozen=True):

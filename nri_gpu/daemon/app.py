@@ -363,6 +363,14 @@ class Daemon:
         self._connection.away(why)
         self._notifier.status(f"not connected: {why}")
 
+    def _policy_status(self, policy: Policy) -> PolicyStatus:
+        """Return which policy is in force. Where there is none, as every request is refused, no text is in force."""
+        file = self._policy_file
+        if policy.fault:
+            return PolicyStatus(policy.source, policy.fault)
+        # A file with a fault is rejected where the policy before it stays in force.
+        return PolicyStatus(policy.source, "", file.fault, file.taken.digest if file.taken else "")
+
     def _view(self) -> View:
         """Return the daemon as it is now."""
         state, policy, cache, health = self._state, self._state.policy, self._node.cache, self._node.health
@@ -382,8 +390,7 @@ class Daemon:
             inventory_age_s=cache.age_s(),
             inventory_fault=cache.fault,
             inventory_confirmed=cache.confirmed or cache.current is None,
-            # A policy file with a fault is rejected where the policy before it stays in force.
-            policy=PolicyStatus(policy.source, policy.fault, "" if policy.fault else self._policy_file.fault),
+            policy=self._policy_status(policy),
             settings=state.settings,
             options=self._options,
             counts=self._plugin.counts,

@@ -39,6 +39,7 @@ __all__ = ["CONTENT_TYPE", "GRANTS_MAX", "PAGE_S", "pages"]
 
 GRANTS_MAX: Final = 10_000  # series of nri_gpu_grant_info; more than 500 pods with 16 GPUs each
 PAGE_S: Final = 0.001
+DEFAULTS: Final = "built-in"  # the digest of a node without a policy file
 GRANT_INFO: Final = "nri_gpu_grant_info"
 GRANT_LABELS: Final = ("uuid", "namespace", "pod", "container", "mode")
 CHILDREN: Final = ("nvml", "events")
@@ -270,6 +271,10 @@ def _observer_findings(view: View) -> Iterator[Sample]:
     return (((kind,), found[kind]) for kind in FindingKind)
 
 
+def _policy(view: View) -> Iterable[Sample]:
+    return [] if view.policy.fault else [((view.policy.digest or DEFAULTS,), 1)]
+
+
 def _known(value: float | None) -> Iterable[Sample]:
     return [] if value is None else [((), value)]
 
@@ -324,6 +329,7 @@ FAMILIES: Final = (
         "1 while the policy file has a fault and the policy before it stays in force.",
         lambda v: bool(v.policy.rejected),
     ),
+    Family(GAUGE, "nri_gpu_policy_info", "1 for the policy text in force, by its SHA-256.", _policy, ("digest",)),
     Family(
         GAUGE,
         "nri_gpu_inventory_fault",
@@ -458,7 +464,7 @@ FAMILIES: Final = (
 _OF_A_NODE: Final = frozenset(
     f"nri_gpu_{name}"
     for name in (
-        *("build_info", "policy_rejected", "inventory_fault", "inventory_age_seconds", "child_restarts"),
+        *("build_info", "policy_info", "policy_rejected", "inventory_fault", "inventory_age_seconds", "child_restarts"),
         *("inventory_stale_after_seconds", "fabric_not_ready_gpus", "xids", "undescribed_gpus", "set_aside_gpus"),
         *("monitors", "stray_uses"),
     )

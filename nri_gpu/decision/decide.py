@@ -26,7 +26,7 @@ from nri_gpu.decision.grant_plan import (
 from nri_gpu.decision.overlaps import kept_out
 from nri_gpu.decision.placement import Asker, place
 from nri_gpu.decision.refusals import in_rollout, why_not
-from nri_gpu.decision.start_check import validate_restored
+from nri_gpu.decision.start_check import validate_restored, validate_runtime
 from nri_gpu.domain.allocation import REQUIRED_DESTINATION, Allocated, AllocationPending, ClaimUid
 from nri_gpu.domain.container import Container, ContainerId
 from nri_gpu.domain.decision import NOT_ASKED, Code, Decision, Grant, Inject, Pass, Reason, Refuse
@@ -87,6 +87,8 @@ def _check(container: Container, node: Node, policy: Policy) -> Eligible | Decis
         case Ignored():
             passed = _passed(container, node, policy, verdict.sentence)
             return replace(passed, ignored=True) if isinstance(passed, Pass) else passed
+    if (reason := validate_runtime(container, policy)) and held_elsewhere(container, node) is None:
+        return Refuse(reason)
     parts = driver_parts(claim, container, verdict.terms, node)
     asked = check_request(replace(claim, capabilities=parts.capabilities), container, policy, verdict, node)
     if isinstance(asked, Reason):

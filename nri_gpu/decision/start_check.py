@@ -14,9 +14,10 @@ from nri_gpu.domain.bounds import MODESET_MINOR, NVIDIA_MAJOR, NVIDIACTL_MINOR
 from nri_gpu.domain.container import Added, AddedNode, Adjusted, Container, DeviceNumber, DeviceRef
 from nri_gpu.domain.decision import Code, Reason
 from nri_gpu.domain.names import is_nvidia_device
-from nri_gpu.domain.text import counted
+from nri_gpu.domain.text import counted, quoted
 from nri_gpu.ledger.grant_text import InvalidGrant, SignedGrant, verify_grant
 from nri_gpu.policy.model import Policy
+from nri_gpu.policy.select import shown_source
 from nri_gpu.request.values import MIG_PREFIX, shown_key
 
 NVIDIA_PATH: Final = "/dev/nvidia"
@@ -56,10 +57,26 @@ def validate_restored(container: Container, policy: Policy) -> Reason | None:
     )
 
 
+def validate_runtime(container: Container, policy: Policy) -> Reason | None:
+    """Return why a container must be given no GPU by us, or None: its runtime handler starts a virtual machine."""
+    handler = container.pod.runtime_handler
+    index = policy.runtimes.refuse.first(handler) if handler and not policy.fault else None
+    if index is None:
+        return None
+    return Reason(
+        Code.BAD_RUNTIME,
+        f"its pod's runtime handler {quoted(handler)} starts a virtual machine, in which a device node of the host "
+        f"leads to no GPU (runtimes.refuse[{index}] in {shown_source(policy)})",
+        cure="use another RuntimeClass, or take this handler out of that list if it starts no virtual machine",
+    )
+
+
 def validate_start(container: Container, signed: SignedGrant | InvalidGrant | None, policy: Policy) -> Reason | None:
     """Return why a container must not start, or None: it asks for GPUs and has no valid grant."""
     if isinstance(signed, SignedGrant) or not (key := needs_grant(container, policy, starts=True)):
         return None
+    if reason := validate_runtime(container, policy):
+        return reason
     if isinstance(signed, InvalidGrant):
         why = f"its signed grant is invalid ({signed.why})"
     else:

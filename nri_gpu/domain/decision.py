@@ -77,6 +77,7 @@ class Code(StrEnum):
 
     BAD_REQUEST = "bad-request"  # the annotation cannot be understood
     NOT_ALLOWED = "not-allowed"  # policy says no
+    BAD_RUNTIME = "bad-runtime"  # its pod is in a virtual machine, where what we give leads to no GPU
     NO_SUCH_GPU = "no-such-gpu"  # names a GPU this node does not have, or has none that match
     GPU_UNAVAILABLE = "gpu-unavailable"  # it is there and cannot be granted: lost, MIG mode
     REQUIREMENT_NOT_MET = "requirement-not-met"  # the image requires a driver or GPU that it would not get

@@ -38,15 +38,16 @@ class ObservePolicy:
         self._options = options
         self.policy = override(Policy.default(), options)
         self.fault = ""
+        self._digest = ""  # of the text that the policy is from, or empty
 
     @property
     def status(self) -> PolicyStatus:
-        return PolicyStatus(self.policy.source, "", self.fault)
+        return PolicyStatus(self.policy.source, "", self.fault, self._digest)
 
     def read(self) -> None:
         """Read the file. One with a fault is logged, and the last good policy stays."""
         try:
-            self.policy = self._read()
+            self.policy, self._digest = self._read()
         except PolicyError as error:
             self.fault = str(error.faults[0])
             for fault in error.faults:
@@ -54,18 +55,18 @@ class ObservePolicy:
         else:
             self.fault = ""
 
-    def _read(self) -> Policy:
-        """Return the file's policy. Raises: PolicyError, for a fault in what is read."""
+    def _read(self) -> tuple[Policy, str]:
+        """Return the file's policy and its digest. Raises: PolicyError, for a fault in what is read."""
         source = read_policy(self._file)
         if source is None:
-            return parse_policy({}, BUILT_IN, {}, self._options)
+            return parse_policy({}, BUILT_IN, {}, self._options), ""
         raw = read_toml(source.text, source.file)
         policy = parse_policy(dict(_part(raw)), source.file, key_lines(source.text), self._options)
         try:
             build_policy(source)
         except PolicyError as error:
             logger.bind(fault=str(error.faults[0])).info("policy has a fault that does not concern an observer")
-        return policy
+        return policy, source.digest
 
 
 def _part(raw: Mapping[str, object]) -> Iterator[tuple[str, object]]:

@@ -230,6 +230,20 @@ class PrivilegedSettings(Struct, frozen=True, kw_only=True):
     ] = PrivilegedAction.ALLOW
 
 
+class RuntimeRules(Struct, frozen=True, kw_only=True):
+    """Runtime handlers that start virtual machines, in which a device node of the host leads to no GPU."""
+
+    refuse: Annotated[
+        Globs,
+        NAMESPACES,
+        about(
+            "Handlers, as a RuntimeClass names them, in whose pods a container that would be given GPUs is refused; "
+            "what asks for none, and what another component gave, passes. A pod without a handler never matches. "
+            "Empty: none is refused."
+        ),
+    ] = Globs(("kata*",))
+
+
 class RequirementSettings(Struct, frozen=True, kw_only=True):
     """Requirements of images on driver and GPU, by NVIDIA_REQUIRE_* and CUDA_VERSION."""
 
@@ -397,6 +411,7 @@ class Policy(Value, frozen=True, kw_only=True):
     limits: Limits = NO_LIMITS
     environment: EnvironmentSettings = EnvironmentSettings()
     privileged: PrivilegedSettings = PrivilegedSettings()
+    runtimes: RuntimeRules = RuntimeRules()
     requirements: RequirementSettings = RequirementSettings()
     compat: CompatSettings = CompatSettings()
     foreign: ForeignSettings = ForeignSettings()

@@ -142,6 +142,12 @@ def _terms_of(policy: Policy, index: int) -> Iterator[Finding]:
             yield in_policy(f"{path}: its own default is refused: {denied.what}", path)
     if rule.capabilities is not None:
         yield from _lonely(rule.capabilities, f"{path}.capabilities")
+    if rule.runtime_handler and _globs_cover(policy.runtimes.refuse, rule.runtime_handler):
+        yield in_policy(
+            f"{path} allows only runtime handlers that runtimes.refuse refuses: no container gets a GPU by it; change "
+            "one of the two",
+            path,
+        )
     if rule.labels and rule.namespace is None:
         yield in_policy(
             f"{path} allows by labels alone, in any namespace: the creator of a pod writes its labels; name the "

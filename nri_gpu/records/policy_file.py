@@ -11,6 +11,7 @@ import os
 import stat
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
+from hashlib import sha256
 from pathlib import Path
 from typing import Final
 
@@ -45,6 +46,11 @@ class PolicyText(Struct, frozen=True):
 
     file: str
     text: str
+
+    @property
+    def digest(self) -> str:
+        """Return the SHA-256 of the text, as `sha256sum` prints it of the file."""
+        return sha256(self.text.encode()).hexdigest()
 
     @property
     def blank(self) -> bool:
