@@ -30,7 +30,7 @@ class Takes(Enum):
 
 
 class Argument(Struct, frozen=True):
-    """An option with its spellings, or a positional argument, which has none."""
+    """An option with its spellings, or a positional argument, which has none. many: it may be given more than once."""
 
     flags: tuple[str, ...]
     help: str
@@ -60,10 +60,10 @@ def _argument(flags: tuple[str, ...], told: Mapping[str, object]) -> Argument:
     return Argument(
         flags if is_option else (),
         str(told["help"]),
-        Takes.NOTHING if action else Takes.WORD if words else _takes(name),
+        Takes.NOTHING if action and action != "append" else Takes.WORD if words else _takes(name),
         name or flags[-1].lstrip("-"),
         tuple(map(str, words)) if isinstance(words, tuple) else (),
-        told.get("nargs") == "+",
+        told.get("nargs") == "+" or action == "append",
     )
 
 
@@ -190,7 +190,7 @@ def _zsh_spec(argument: Argument) -> str:
     equals = "=" if value else ""  # `--option=value` is one word, `--option value` two
     flags = [flag + equals if flag.startswith("--") else flag for flag in argument.flags]
     if len(flags) == 1:
-        return shlex.quote(flags[0] + told)
+        return shlex.quote("*" * argument.many + flags[0] + told)
     instead = shlex.quote(f"({' '.join(argument.flags)})")  # of which only one is offered
     return f"{instead}{{{','.join(flags)}}}{shlex.quote(told)}"
 

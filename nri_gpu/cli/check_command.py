@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import argparse
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
+from itertools import chain
 from pathlib import Path
+from typing import TypeVar
 
 from msgspec import Struct, convert
+from msgspec.structs import replace
 
 from nri_gpu.cli.ask_daemon import daemon_status, overrides_of
 from nri_gpu.cli.follow_daemon import topology_of
@@ -47,6 +50,7 @@ from nri_gpu.records.policy_file import (
 from nri_gpu.system.node_name import NamedNode, this_node
 
 Option = str | bool | int | float
+Said = TypeVar("Said", Finding, Fault)
 
 
 class FaultLine(Struct, frozen=True):
@@ -58,10 +62,17 @@ class FaultLine(Struct, frozen=True):
     message: str
 
 
+class TopologyAdvice(Struct, frozen=True):
+    """A topology file, and the advice for the node that it stands for, which `advice` has too."""
+
+    file: str
+    advice: tuple[str, ...]
+
+
 class CheckDocument(Struct, frozen=True, tag_field="schema", tag="nri-gpu/check/v1"):
     """The faults of a policy file; and advice, where there are none. notes: what else to know, as of a wide policy.
 
-    options: over the file, of the command line and of the running daemon's.
+    options: over the file, of the command line and of the running daemon's. topologies: where files stand for the node.
     """
 
     node: NamedNode
@@ -69,6 +80,7 @@ class CheckDocument(Struct, frozen=True, tag_field="schema", tag="nri-gpu/check/
     advice: tuple[str, ...]
     options: Mapping[str, Option]
     notes: tuple[str, ...] = ()
+    topologies: tuple[TopologyAdvice, ...] = ()
 
 
 def run(args: argparse.Namespace) -> int:
@@ -80,7 +92,7 @@ def run(args: argparse.Namespace) -> int:
     memory = PolicyMemory(unit_folder() or UNIT_FOLDER)
     if args.forget:
         _forget(memory.file, state_dir / LAST_GOOD)
-    args.gpus = args.gpus or topology_of(status)
+    topologies = args.gpus or [each for each in [topology_of(status)] if each]
     try:
         policy = build_policy(read_policy(args.file, in_force=bool(memory.source)), options)
     except PolicyError as error:
@@ -89,15 +101,15 @@ def run(args: argparse.Namespace) -> int:
     if policy.empty_tables:
         return _faults(args, policy.empty_tables, options, Exit.FINDING)
     try:
-        of_gpus = _of_gpus(policy, args.gpus)
+        of_nodes = _of_nodes(policy, topologies)
     except PolicyError as error:
         return _faults(args, error.faults, options, Exit.CONFIGURATION)
     seen = Examined(policy=policy, status=status, state_dir=state_dir, in_pod=in_pod())
     found = (
         *file_advice(Path(args.file or DEFAULT_PATH)),
         *policy_findings(seen),
-        *of_gpus,
-        *(() if args.gpus else (*_of_driver(policy), *cordon_findings(seen))),
+        *(replace(each, meaning=f"{where}{each.meaning}") for where, each in _apart(of_nodes)),
+        *(() if topologies else (*_of_driver(policy), *cordon_findings(seen))),
         *loader_findings(seen),
         *node_advice(policy),
         *kubelet_advice(policy),
@@ -106,9 +118,9 @@ def run(args: argparse.Namespace) -> int:
         *(registration_findings(status.runtime) if status else ()),
         *claim_findings(seen),
     )
-    advice = tuple(each.meaning for each in found if each.level in (Level.WARNING, Level.ERROR))
+    advice = _advice(found)
     notes = tuple(each.meaning for each in found if each.level is Level.NOTE)
-    page = [Line(titled(f"{policy.source}: ok", simulated=bool(args.gpus)))]
+    page = [Line(titled(f"{policy.source}: ok", simulated=bool(topologies)))]
     for whose, those in (("these", given), ("the running daemon's", options.keys() - given.keys())):
         if shown := ", ".join(f"{key} = {json.dumps(options[key])}" for key in sorted(those)):
             page.append(Line(f"with {whose} options: {shown}"))
@@ -116,7 +128,7 @@ def run(args: argparse.Namespace) -> int:
         page.append(Line(f"kubelet: {fail_closed(status)}"))
     page += lines((f"advice: {sentence}" for sentence in advice), Tone.WARN)
     page += lines((f"note: {sentence}" for sentence in notes), Tone.PLAIN)
-    answer(args, CheckDocument(this_node(), (), advice, options, notes), page)
+    answer(args, CheckDocument(this_node(), (), advice, options, notes, _by_file(of_nodes)), page)
     return Exit.OK
 
 
@@ -137,7 +149,40 @@ def _forget(*files: Path | None) -> None:
             raise CommandError(Exit.of(error), f"{file} cannot be removed: {cause_of(error)}{root}") from None
 
 
-def _of_gpus(policy: Policy, topology: str | None) -> tuple[Finding, ...]:
+def _advice(found: Iterable[Finding]) -> tuple[str, ...]:
+    return tuple(each.meaning for each in found if each.level in (Level.WARNING, Level.ERROR))
+
+
+def _by_file(of_nodes: Mapping[str, tuple[Finding, ...]]) -> tuple[TopologyAdvice, ...]:
+    return tuple(TopologyAdvice(file, _advice(found)) for file, found in of_nodes.items() if file)
+
+
+def _apart(of_nodes: Mapping[str, tuple[Said, ...]]) -> Iterator[tuple[str, Said]]:
+    """Yield what is said of nodes, each once, behind the files of those that it is said of; empty: of every one."""
+    for each in dict.fromkeys(chain.from_iterable(of_nodes.values())):
+        files = [file for file, said in of_nodes.items() if each in said]
+        yield "" if len(files) == len(of_nodes) else f"{', '.join(files)}: ", each
+
+
+def _of_nodes(policy: Policy, topologies: Sequence[str]) -> Mapping[str, tuple[Finding, ...]]:
+    """Return advice on pools and limits by topology file, each held against the policy alone; "" is this node.
+
+    Raises: InventoryError, of a file; PolicyError: resources of the kubelet do not go with the GPUs of some.
+    """
+    found: dict[str, tuple[Finding, ...]] = {}
+    faults: dict[str, tuple[Fault, ...]] = {}
+    for file in topologies or ("",):
+        faults[file] = ()
+        try:
+            found[file] = _of_gpus(policy, file)
+        except PolicyError as error:
+            faults[file] = error.faults
+    if any(faults.values()):
+        raise PolicyError(tuple(replace(each, message=f"{where}{each.message}") for where, each in _apart(faults)))
+    return found
+
+
+def _of_gpus(policy: Policy, topology: str) -> tuple[Finding, ...]:
     """Return advice on pools and limits for the GPUs of this node or file.
 
     Raises: InventoryError, of the file; PolicyError: resources of the kubelet do not go with these GPUs.
@@ -146,7 +191,7 @@ def _of_gpus(policy: Policy, topology: str | None) -> tuple[Finding, ...]:
         return ()  # not worth waking the driver
     try:
         driver = policy.driver
-        inventory = ask_once(source_of(topology, driver.root, driver.library_dirs, stage_dir=driver.stage_dir))
+        inventory = ask_once(source_of(topology or None, driver.root, driver.library_dirs, stage_dir=driver.stage_dir))
     except InventoryError as error:
         if topology:
             raise
@@ -161,7 +206,7 @@ def _of_gpus(policy: Policy, topology: str | None) -> tuple[Finding, ...]:
     return (*_former(topology), *advise_for(policy, inventory))
 
 
-def _former(topology: str | None) -> tuple[Finding, ...]:
+def _former(topology: str) -> tuple[Finding, ...]:
     if not topology:
         return ()
     from nri_gpu.inventory.topology_file import former_tables  # a real node does without it

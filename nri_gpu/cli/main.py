@@ -374,13 +374,19 @@ VERBS: Final = (
         "check a policy file, and report all faults at once with their lines",
         "Exits 78 when the file has faults, and 1 where all that is wrong is a table without a key. Advice on a valid\n"
         "file does not change the exit code. The options of `run` that override the file do so here, and so do those\n"
-        "that a running daemon was started with, unless they are given here: faults are those of all together.\n"
+        "that a running daemon was started with, unless they are given here: faults are those of all together. What\n"
+        "differs between several --gpus names the file.\n"
         "Example:\n"
         "  nri-gpu check new-policy.toml",
         (
             _option("file", help="policy file (default /etc/nri-gpu/policy.toml)", nargs="?", metavar="FILE"),
             _switch("--forget", "first forget that a policy was in force, so that without a file the defaults apply"),
-            _value("--gpus", "FILE", "compare pools and limits with the GPUs of this topology file"),
+            _option(
+                "--gpus",
+                help="compare pools and limits with the GPUs of this topology file; may be given several times",
+                metavar="FILE",
+                action="append",
+            ),
             *OVERRIDES,
             STATE_DIR,
             OUTPUT,

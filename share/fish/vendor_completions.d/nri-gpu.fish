@@ -133,7 +133,7 @@ complete -c nri-gpu -n '__fish_seen_subcommand_from driver' -s o -l output -x -a
 complete -c nri-gpu -n '__fish_seen_subcommand_from driver' -s h -l help -d 'show this help and exit'
 complete -c nri-gpu -n '__fish_seen_subcommand_from check' -F
 complete -c nri-gpu -n '__fish_seen_subcommand_from check' -l forget -d 'first forget that a policy was in force, so that without a file the defaults apply'
-complete -c nri-gpu -n '__fish_seen_subcommand_from check' -l gpus -r -F -d 'compare pools and limits with the GPUs of this topology file'
+complete -c nri-gpu -n '__fish_seen_subcommand_from check' -l gpus -r -F -d 'compare pools and limits with the GPUs of this topology file; may be given several times'
 complete -c nri-gpu -n '__fish_seen_subcommand_from check' -l socket -r -F -d 'the runtime\'s NRI socket (default /var/run/nri/nri.sock)'
 complete -c nri-gpu -n '__fish_seen_subcommand_from check' -l index -x -d 'two digits: index among NRI plugins (default 10)'
 complete -c nri-gpu -n '__fish_seen_subcommand_from check' -l driver-root -x -a '(__fish_complete_directories)' -d 'root folder of the host\'s NVIDIA driver (default /)'
