@@ -20,13 +20,14 @@ from nri_gpu.cli.pod_manifest import Manifest, ManifestContainer, Name, read_pod
 from nri_gpu.cli.render import answer, lines, titled
 from nri_gpu.decision.topology import links_among
 from nri_gpu.domain.container import Container, Pod
-from nri_gpu.domain.decision import Decision, Inject, Pass, Refuse
+from nri_gpu.domain.decision import Code, Decision, Inject, Pass, Refuse
 from nri_gpu.domain.edits import UNLIMITED, Edits, Mount, Rlimit
 from nri_gpu.domain.errors import CommandError, DriverError, Exit, fault_of
 from nri_gpu.domain.gpu import GpuUuid, closed_sets
 from nri_gpu.domain.gpu_request import Mode
 from nri_gpu.domain.names import DEFAULT_STATE
 from nri_gpu.domain.node import CompatPackage, DriverFiles, DriverTree, Node
+from nri_gpu.domain.text import quoted
 from nri_gpu.driver.compat_packages import scan_compat
 from nri_gpu.driver.driver_scan import scan
 from nri_gpu.driver.manifest import staged_driver, why_unfit
@@ -174,6 +175,9 @@ def _notes(listed: ManifestContainer, decision: Decision, policy: Policy, *, wai
     asked = granted or isinstance(decision, Refuse) or (isinstance(decision, Pass) and decision.ignored)
     if asked and (rule := _guessed_rule(listed.container, listed.name, policy)):
         yield f"{rule} depends on a part of the pod's name that is made up here, so on a node it may decide differently"
+    handler = listed.container.pod.runtime_handler
+    if handler and (granted or (isinstance(decision, Refuse) and decision.reason.code is Code.BAD_RUNTIME)):
+        yield f"a manifest does not show the handler of RuntimeClass {quoted(handler)}: that name is taken for it here"
     if waits:
         yield "an init container of another pod had that GPU: until its processes are gone, this container has to wait"
 

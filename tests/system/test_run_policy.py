@@ -119,3 +119,34 @@ async def test_a_policy_that_the_runtime_sends_no_more(node: Node) -> None:
         assert DENIED in await told(runtime)
         node.daemon.kill()
         node.daemon.__exit__()
+
+
+def summed(text: str) -> str:
+    """As `sha256sum` prints it."""
+    done = subprocess.run(["sha256sum"], input=text, capture_output=True, text=True, check=True)
+    return done.stdout.split()[0]
+
+
+async def test_status_has_the_digest_of_the_text_in_force(node: Node) -> None:
+    """Not of the file: one with a fault leaves the text before it in force, over a restart too."""
+
+    async def digest() -> tuple[str, str]:
+        """In JSON, and what the page has behind the policy's name."""
+        policy, page = (await aside(node.daemon.status))["policy"], (await aside(node.verb, "status")).stdout
+        return policy["digest"], page.splitlines()[0].partition(policy["source"])[2]
+
+    async with node.serving():
+        assert await digest() == ("", "")
+        assert "policy: the built-in defaults\n" in (await aside(node.verb, "status")).stdout
+        node.policy.write_text(PROD)
+        await node.reload(RELOADED)
+        assert await digest() == (summed(PROD), f" ({summed(PROD)[:12]})")
+        node.policy.write_text(f"{PROD}deny = 7\n")
+        await node.reload(KEPT)
+        assert (await digest())[0] == summed(PROD)
+    async with node.serving():  # the next daemon
+        assert (await digest())[0] == summed(PROD)
+        longer = f"{PROD}# caf\u00e9\r\n"
+        node.policy.write_bytes(longer.encode())
+        await node.reload(RELOADED)
+        assert (await digest())[0] == summed(longer)

@@ -128,6 +128,9 @@ def test_two_resources_of_one_prefix_with_mig_devices_are_a_fault(checked: Check
     assert done.code == Exit.CONFIGURATION
     assert "kubelet.resources: the kubelet is not offered " in done.out
     assert "of nvidia.com/b: a MIG profile's resource has no pool in its name" in done.out
+    done = checked(policy.replace("PREFIX", "nvidia.com"), "--gpus", FOUR_GPUS, "--gpus", topology)
+    assert (done.code, done.out.splitlines()[0].endswith(": 1 fault")) == (Exit.CONFIGURATION, True)
+    assert f"kubelet.resources: {topology}: the kubelet is not offered " in done.out
     for text, gpus in (
         (policy.replace("PREFIX", "b.io"), topology),
         (policy.replace("PREFIX", "nvidia.com"), FOUR_GPUS),
@@ -144,6 +147,32 @@ def test_pools_are_compared_with_a_topology_or_the_node(checked: Checked, tmp_pa
     assert (done.code, "none.toml" in done.err) == (Exit.CONFIGURATION, True)
     done = checked(f'{POOL}[driver]\nroot = "{tmp_path}"\n')
     assert (done.code, "the pools cannot be compared with this node's GPUs: " in done.out) == (Exit.OK, True)
+
+
+def test_one_policy_is_held_against_several_kinds_of_nodes(checked: Checked, tmp_path: Path) -> None:
+    """What is true of some names their files; what is true of each is said once, and so is a fault."""
+    twin, eight = tmp_path / "twin.toml", CONFIG / "topologies" / "pcie-8.toml"
+    twin.write_text(FOUR_GPUS.read_text().replace("A100", "B200"))  # other GPUs of the same UUIDs
+    policy = f'{POOL}[[pool]]\nname = "none"\nmodel = "*X1*"\nnamespaces = ["a"]\n[limits]\ngpus_per_node = 4\n'
+    files = [word for file in (FOUR_GPUS, twin, eight) for word in ("--gpus", file)]
+    done = checked(policy, *files)
+    told = [line for line in done.out.splitlines() if "has no GPU" in line or "can never bind" in line]
+    assert done.code == Exit.OK
+    assert told == [
+        f'advice: {FOUR_GPUS}, {eight}: pool[0] "big" has no GPU of this node: its selectors fit none',
+        'advice: pool[1] "none" has no GPU of this node: its selectors fit none',
+        f"advice: {FOUR_GPUS}, {twin}: limits.gpus_per_node = 4 can never bind: this node has 4 GPUs (a MIG device "
+        "counts as one)",
+    ]
+    document = checked(policy, *files, "-o", "json").document
+    assert [(each["file"], len(each["advice"])) for each in document["topologies"]] == [
+        (str(FOUR_GPUS), 3),
+        (str(twin), 2),
+        (str(eight), 2),
+    ]
+    [alone] = checked(policy, *files[:2], "-o", "json").document["topologies"]
+    assert alone == document["topologies"][0]
+    assert checked(policy, "-o", "json").document["topologies"] == []
 
 
 def test_what_an_earlier_version_played_in_a_topology_is_advice(checked: Checked, tmp_path: Path) -> None:

@@ -234,6 +234,16 @@ spec:
 """
 
 
+def test_a_pod_in_a_virtual_machine_is_refused(explain: Explain) -> None:
+    done = explain(LABELLED.replace("gpu-runc", "kata-qemu"))
+    assert done.code == Exit.FINDING
+    assert (
+        '  REFUSED nri-gpu [bad-runtime]: its pod\'s runtime handler "kata-qemu" starts a virtual machine' in done.out
+    )
+    assert 'a manifest does not show the handler of RuntimeClass "kata-qemu": that name is taken for it' in done.out
+    assert explain(LABELLED.replace("gpu-runc", "kata-qemu"), policy="[runtimes]\nrefuse = []\n").code == Exit.OK
+
+
 def test_the_rule_that_decides_is_named(explain: Explain) -> None:
     done = explain(LABELLED, policy=RULES)
     assert done.code == Exit.OK

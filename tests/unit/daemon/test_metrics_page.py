@@ -133,6 +133,25 @@ def test_each_fault_shows(changed: dict[str, object], name: str, value: float) -
     assert scrape(**changed).value(name) == value
 
 
+DIGEST: Final = "3f" * 32
+
+
+@pytest.mark.parametrize(
+    ("policy", "shown"),
+    [
+        (PolicyStatus("policy.toml", "", digest=DIGEST), [DIGEST]),
+        (PolicyStatus("policy.toml", "", "line 3", DIGEST), [DIGEST]),
+        (PolicyStatus("the built-in defaults", ""), ["built-in"]),
+        (PolicyStatus("policy.toml", "line 3"), []),
+    ],
+    ids=["in force", "in force beside a rejected file", "every default", "none"],
+)
+def test_the_policy_text_in_force_is_a_label(policy: PolicyStatus, shown: list[str]) -> None:
+    for observer in (None, OBSERVER):
+        series = scrape(policy=policy, observer=observer).series("nri_gpu_policy_info")
+        assert [each["digest"] for each in series] == shown
+
+
 @pytest.mark.parametrize(
     ("changed", "name"),
     [

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from hashlib import sha256
 from pathlib import Path
 
 import pytest
@@ -54,10 +55,11 @@ def test_it_takes_what_concerns_it_and_no_more(file: Path, log: Log) -> None:
 def test_a_fault_is_an_error_and_the_last_good_policy_stays(file: Path, log: Log) -> None:
     file.write_text(GOOD)
     policy = read(file)
-    before = policy.policy
+    before, digest = policy.policy, policy.status.digest
+    assert digest == sha256(GOOD.encode()).hexdigest()
     file.write_text("[observe]\nlook_s = 1\nxid = true\n")
     policy.read()
-    assert policy.policy is before
+    assert (policy.policy, policy.status.digest) == (before, digest)
     assert [line.level for line in log.said(NOT_TAKEN)] == ["ERROR", "ERROR"]
     assert (policy.status.rejected, policy.status.fault) == (log.said(NOT_TAKEN)[0].fields["fault"], "")
     file.write_text(GOOD.replace("120", "240"))

@@ -50,6 +50,18 @@ QUIET: dict[str, Raw] = {
         "kubelet": {"enabled": True},
     },
     "metrics for this host": {"namespaces": {"allow": ["a"]}, "metrics": {"listen": "127.0.0.1:9464"}},
+    "handlers of which one is refused": {
+        "namespaces": {"allow": ["a"]},
+        "rule": [
+            {"namespace": "b", "runtime_handler": ["kata-*", "runc"], "allow": True},
+            {"namespace": "c", "runtime_handler": "kata-*", "allow": False},
+        ],
+    },
+    "handlers where none is refused": {
+        "namespaces": {"allow": ["a"]},
+        "runtimes": {"refuse": []},
+        "rule": [{"namespace": "b", "runtime_handler": "kata-*", "allow": True}],
+    },
     "a stage that is not public": {"namespaces": {"allow": ["a"]}, "driver": {"stage_dir": "/tmpfs/stage"}},
 }
 
@@ -72,6 +84,14 @@ def test_that_everybody_may_ask_is_a_note_where_the_file_says_so_and_nowhere_els
 
 ADVICE: dict[str, tuple[Raw, str]] = {
     "everybody": ({}, "every namespace may ask"),
+    "handlers that are all refused": (
+        {
+            "namespaces": {"allow": ["a"]},
+            "runtimes": {"refuse": ["kata*", "vm"]},
+            "rule": [{"namespace": "b", "runtime_handler": ["kata-qemu", "kata-?", "vm"], "allow": True}],
+        },
+        "rule[0] allows only runtime handlers that runtimes.refuse refuses",
+    ),
     "everybody but some": (
         {"namespaces": {"deny": ["kube-*"]}},
         "every namespace but those of namespaces.deny may ask",

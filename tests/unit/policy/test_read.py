@@ -251,7 +251,7 @@ def test_refused_with_its_key(raw: Raw, key: str, sentence: str) -> None:
     assert (fault.file, fault.key) == ("policy.toml", key)
     assert sentence in fault.message
     assert str(fault).isascii()
-    assert len(fault.message) < 300
+    assert len(fault.message) < 320  # the longest lists every section
 
 
 def test_an_item_of_a_list_has_the_line_of_its_list() -> None:
