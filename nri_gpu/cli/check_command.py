@@ -35,6 +35,7 @@ from nri_gpu.inventory.topology_source import ask_once, source_of
 from nri_gpu.kubelet.kubelet_findings import kubelet_advice
 from nri_gpu.plugin.guard_status import in_pod
 from nri_gpu.policy.document import options_in
+from nri_gpu.policy.lines import key_lines, line_of
 from nri_gpu.policy.model import Policy
 from nri_gpu.policy.rule_findings import advise_for
 from nri_gpu.records.policy_file import (
@@ -42,6 +43,7 @@ from nri_gpu.records.policy_file import (
     LAST_GOOD,
     UNIT_FOLDER,
     PolicyMemory,
+    PolicyText,
     build_policy,
     file_advice,
     read_policy,
@@ -94,7 +96,9 @@ def run(args: argparse.Namespace) -> int:
         _forget(memory.file, state_dir / LAST_GOOD)
     topologies = args.gpus or [each for each in [topology_of(status)] if each]
     try:
-        policy = build_policy(read_policy(args.file, in_force=bool(memory.source)), options)
+        source = read_policy(args.file, in_force=bool(memory.source))
+        policy = build_policy(source, options)
+        _compare_name(policy, args.require_plugin, source)
     except PolicyError as error:
         denied = Exit.of_faults(error.faults) is Exit.PERMISSION
         return _faults(args, error.faults, options, Exit.PERMISSION if denied else Exit.CONFIGURATION)
@@ -137,6 +141,18 @@ def _faults(args: argparse.Namespace, found: tuple[Fault, ...], options: Mapping
     told = (f"{found[0].file}: {counted(len(faults), 'fault')}", *map(str, found))
     answer(args, CheckDocument(this_node(), faults, (), options), lines(told, Tone.BAD))
     return code
+
+
+def _compare_name(policy: Policy, required: str | None, source: PolicyText | None) -> None:
+    """Compare the plugin's name with the one that pods require, if any. Raises: PolicyError: they differ."""
+    name = policy.plugin.name
+    if required and name != required:
+        line = line_of(key_lines(source.text), "plugin.name") if source else None
+        message = (
+            f'must be "{required}", the name that pods require, not "{name}": no such pod would start; change it here, '
+            f"or set the chart's value pluginName to {name}"
+        )
+        raise PolicyError((Fault(policy.source, "plugin.name", message, line),))
 
 
 def _forget(*files: Path | None) -> None:

@@ -89,6 +89,7 @@ METRICS: Final = (
 )
 OVERRIDES: Final = (  # as `policy` declares them, each by the `flag` of its setting
     SOCKET,
+    _value("--plugin-name", "NAME", "name by which the runtime knows the plugin (default nri-gpu)"),
     _value("--index", "NN", "two digits: index among NRI plugins (default 10)"),
     DRIVER_ROOT,
     HOST_ROOT,
@@ -387,6 +388,7 @@ VERBS: Final = (
                 metavar="FILE",
                 action="append",
             ),
+            _value("--require-plugin", "NAME", "another name by which the runtime would know the plugin is a fault"),
             *OVERRIDES,
             STATE_DIR,
             OUTPUT,

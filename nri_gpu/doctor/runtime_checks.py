@@ -33,6 +33,8 @@ _APART: Final = (
     "# give the NRI socket to the runtime that has your pods: in the other one's NRI settings write `disable = true`,",
     "# restart that one first, and then the one with your pods",
 )
+_REQUIRES: Final = "required plugins"
+_VALIDATOR: Final = "nri.default_validator"
 _CONNECTIONS: Final = ("disable_connections = false", "nri_disable_connections = false")
 _REQUEST: Final = ('plugin_request_timeout = "2s"', 'nri_plugin_request_timeout = "2s"')
 
@@ -97,6 +99,7 @@ def _no_runtime(seen: Examined) -> Iterator[Finding]:
             f"a runtime has the NRI socket open, but {NOT_THE_HOST}: which one, and how it is configured, is not known",
             ON_THE_HOST,
         )
+        yield unseen(_REQUIRES, f"whether the runtime's validator is on: {NOT_THE_HOST}", ON_THE_HOST)
         return
     yield error(
         subject,
@@ -278,37 +281,65 @@ def _checkpoints(seen: Examined, runtime: ContainerRuntime) -> Iterator[Finding]
 
 
 def _validator(seen: Examined, runtime: ContainerRuntime) -> Iterator[Finding]:
-    """Check whether required plugins take effect."""
-    subject, validator = "required plugins", runtime.nri.default_validator
-    required = validator.required_plugins
-    ours = (seen.policy.plugin, seen.policy.guard)
-    known = {name for each in ours for name in (each.name, f"{each.index}-{each.name}")}
-    if not required:
-        state = "on, and requires" if validator.enable else "off, and requires"
-        yield ok(subject, f"the validator is {state} none: only the guard stops containers while nri-gpu is away")
-    elif not validator.enable:
+    """Check whether required plugins take effect: those of the node, and what a pod requires by its annotation."""
+    validator, name = runtime.nri.default_validator, seen.policy.plugin.name
+    required, least = validator.required_plugins, _VALIDATES[runtime.name]
+    needs, release = ".".join(map(str, least)), runtime.release
+    by_pod = f"a pod that requires {name} by its annotation"
+    if any(each.unseen for each in runtime.faults):
+        return  # what it may say is not seen, and that is said already
+    if not validator.enable and required:
         yield warning(
-            subject,
+            _REQUIRES,
             f"required_plugins lists {listed(required)}, but the validator is off, so the list has no effect",
-            *_edit(runtime, "nri.default_validator", "enable = true", "nri_enable_default_validator = true"),
+            *_edit(runtime, _VALIDATOR, "enable = true", "nri_enable_default_validator = true"),
         )
-    elif runtime.release and runtime.release < _VALIDATES[runtime.name]:
-        least = ".".join(map(str, _VALIDATES[runtime.name]))
-        yield warning(subject, f"this {runtime.name} does not know required plugins: it needs {least}", "upgrade it")
-    elif strangers := [name for name in required if "nri-gpu" in name and name not in known]:
-        yield error(
-            subject,
+    elif not validator.enable:
+        yield ok(
+            _REQUIRES,
+            f"the validator is off, so {by_pod} starts without it, too: only the guard stops containers while nri-gpu "
+            "is away",
+        )
+    elif release is None:
+        yield unseen(_REQUIRES, f"the validator is on; whether this {runtime.name} is {needs} or newer, and knows it")
+    elif release < least:
+        yield warning(_REQUIRES, f"this {runtime.name} does not know required plugins: it needs {needs}", "upgrade it")
+    else:
+        yield _required(seen, runtime, by_pod)
+
+
+def _required(seen: Examined, runtime: ContainerRuntime, by_pod: str) -> Finding:
+    """Say what a validator that is on requires. by_pod: a pod that requires us, in words."""
+    validator, ours = runtime.nri.default_validator, (seen.policy.plugin, seen.policy.guard)
+    required, voids = validator.required_plugins, validator.tolerate_missing_plugins_annotation
+    known = {name for each in ours for name in (each.name, f"{each.index}-{each.name}")}
+    if strangers := [name for name in required if "nri-gpu" in name and name not in known]:
+        return error(
+            _REQUIRES,
             f"required_plugins lists {listed(strangers)}, which no plugin of the policy is called, so no container can "
             "be created on this node",
             *_edit(
                 runtime,
-                "nri.default_validator",
+                _VALIDATOR,
                 f'required_plugins = ["{ours[0].name}", "{ours[1].name}"]',
                 f'nri_validator_required_plugins = ["{ours[0].name}", "{ours[1].name}"]',
             ),
         )
-    else:
-        yield ok(subject, f"no container is created without {listed(required)}")
+    if required:
+        tolerant = f", but for pods with {voids}, whatever they require themselves" if voids else ""
+        return ok(_REQUIRES, f"no container is created without {listed(required)}{tolerant}")
+    if voids:
+        return warning(
+            _REQUIRES,
+            f"tolerate_missing_plugins_annotation is set, so {by_pod} starts without it if it also has {voids}",
+            *_edit(
+                runtime,
+                _VALIDATOR,
+                'tolerate_missing_plugins_annotation = ""',
+                'nri_validator_tolerate_missing_plugins_annotation = ""',
+            ),
+        )
+    return ok(_REQUIRES, f"{by_pod} has no container created while that is not connected; no other pod waits for it")
 
 
 def _switch_on(seen: Examined, runtime: ContainerRuntime) -> tuple[str, ...]:

@@ -47,6 +47,7 @@ _CRIO_NRI: Final = {
 _CRIO_VALIDATOR: Final = {
     "nri_enable_default_validator": "enable",
     "nri_validator_required_plugins": "required_plugins",
+    "nri_validator_tolerate_missing_plugins_annotation": "tolerate_missing_plugins_annotation",
 }
 _TABLES: Final = frozenset({"containerd", "default_runtime", "runtimes", "options", "default_validator"})
 _KEYS: Final = frozenset(
@@ -75,6 +76,7 @@ class Validator(Struct, frozen=True):
 
     enable: bool = False
     required_plugins: tuple[str, ...] = ()
+    tolerate_missing_plugins_annotation: str = ""  # a pod with it may be created without any of them
 
 
 class Duration(str):

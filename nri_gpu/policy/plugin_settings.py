@@ -20,7 +20,11 @@ REQUEST_BYTES: Final = 448 << 10
 class PluginSettings(Struct, frozen=True, kw_only=True):
     """The name, place and connection by which nri-gpu registers with the container runtime, and its limits."""
 
-    name: Annotated[str, _NAME, about("Name the runtime and its log know the plugin by.")] = "nri-gpu"
+    name: Annotated[
+        str,
+        _NAME,
+        about("Name the runtime and its log know the plugin by.", flag="--plugin-name"),
+    ] = "nri-gpu"
     index: Annotated[
         str,
         _INDEX,

@@ -61,6 +61,27 @@ def test_what_an_earlier_version_knew_is_advice(checked: Checked, text: str, nam
     assert (done.code, [each.partition(" is ignored: ")[0] for each in said]) == (Exit.OK, [*named])
 
 
+@pytest.mark.parametrize(
+    ("text", "options", "fault"),
+    [
+        ("", ["--require-plugin=nri-gpu"], ""),
+        ('[plugin]\nname = "caf"\n', [], ""),
+        ('[plugin]\nname = "caf"\n', ["--require-plugin=caf"], ""),
+        ('[plugin]\nname = "caf"\n', ["--require-plugin=nri-gpu", "--plugin-name=nri-gpu"], ""),
+        (
+            '[plugin]\nname = "caf"\n',
+            ["--require-plugin=nri-gpu"],
+            ':2: plugin.name: must be "nri-gpu", the name that ',
+        ),
+        ("", ["--require-plugin=nri-gpu", "--plugin-name=caf"], ': plugin.name: must be "nri-gpu", the name that '),
+    ],
+)
+def test_the_name_that_pods_require(checked: Checked, path: Path, text: str, options: list[str], fault: str) -> None:
+    done = checked(text, *options)
+    assert done.code == (Exit.CONFIGURATION if fault else Exit.OK)
+    assert (f"\n{path}{fault}" in done.out) == bool(fault)
+
+
 @pytest.mark.parametrize(("content", "words"), [(None, "no such file"), ("a b", "not TOML"), ("[a", "not TOML")])
 def test_what_cannot_be_read_is_one_fault(nri_gpu: NriGpuCall, path: Path, content: str | None, words: str) -> None:
     if content is not None:

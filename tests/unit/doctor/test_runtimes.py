@@ -12,9 +12,10 @@ from msgspec.structs import replace
 
 from nri_gpu.doctor.examined import Examined
 from nri_gpu.doctor.go_toml import seconds
-from nri_gpu.doctor.runtime_settings import CRI_PLUGINS, IMAGES, NRI, containerd_settings, crio_settings
+from nri_gpu.doctor.runtime_settings import CRI_PLUGINS, IMAGES, NRI, Validator, containerd_settings, crio_settings
 from nri_gpu.doctor.runtimes import container_runtime
 from nri_gpu.domain.finding import Level, unseen
+from nri_gpu.policy.plugin_settings import PluginSettings
 from tests.unit.doctor.node import CONFIG, TOML, DoctorNode, stopped
 
 Break = Callable[[DoctorNode], object]
@@ -47,6 +48,11 @@ def stranger(node: DoctorNode) -> None:
     nri(VALIDATOR, 'enable = true\nrequired_plugins = ["05-nri-gpu"]')(node)
 
 
+def tolerant(node: DoctorNode) -> None:
+    node.program("2.2.1")
+    nri(VALIDATOR, 'enable = true\ntolerate_missing_plugins_annotation = "tolerate-missing.example.com"')(node)
+
+
 def dropped(node: DoctorNode) -> None:
     """NVIDIA's drop-in beside a containerd 1.7: it takes the place of the other file's handlers."""
     node.program("1.7.24")
@@ -74,6 +80,8 @@ BROKEN: dict[str, Break] = {
     "required, not enabled": nri(VALIDATOR, 'required_plugins = ["nri-gpu"]'),
     "an unknown plugin required": stranger,
     "a validator that is not known yet": nri(VALIDATOR, 'enable = true\nrequired_plugins = ["nri-gpu"]'),
+    "a validator without a list that is not known yet": nri(VALIDATOR, "enable = true"),
+    "an annotation that voids what a pod requires": tolerant,
     "too old": ancient,
     "not started": stopped,
     "none": nothing,
@@ -257,11 +265,34 @@ def test_required_plugins_that_are_ours(node: DoctorNode) -> None:
     assert node.found(status=None) == {}
 
 
+REQUIRED = {
+    "off": ("", "the validator is off, so a pod that requires caf by its annotation starts without"),
+    "on": ("enable = true", "a pod that requires caf by its annotation has no container created while"),
+    "a list, and what tolerates": (
+        'enable = true\nrequired_plugins = ["caf"]\ntolerate_missing_plugins_annotation = "a.b"',
+        "no container is created without caf, but for pods with a.b, whatever they require themselves",
+    ),
+}
+
+
+@pytest.mark.parametrize(("lines", "meaning"), REQUIRED.values(), ids=REQUIRED)
+def test_whether_a_pod_can_require_us(node: DoctorNode, lines: str, meaning: str) -> None:
+    node.program("2.2.1")
+    nri(VALIDATOR, lines)(node)
+    policy = replace(node.seen.policy, plugin=PluginSettings(name="caf"))
+    (finding,) = (
+        each for each in node.examine(status=None, policy=policy).findings if each.subject == "required plugins"
+    )
+    assert finding.level is Level.OK
+    assert finding.meaning.startswith(meaning)
+
+
 def test_a_runtime_in_another_pid_namespace(node: DoctorNode) -> None:
     stopped(node)
     node.remove(TOML)
-    finding = node.found(status=None)["container runtime"]
-    assert (finding.level, "on the host" in finding.fix[0]) == (Level.UNSEEN, True)
+    found = node.found(status=None)
+    for subject in ("container runtime", "required plugins"):
+        assert (found[subject].level, "on the host" in found[subject].fix[0]) == (Level.UNSEEN, True)
 
 
 def test_of_two_runtimes_the_one_with_our_socket(node: DoctorNode) -> None:
@@ -365,12 +396,13 @@ def test_crio(tmp_path: Path) -> None:
     (folder / "20-b.conf").write_text(
         '[crio.nri]\nenable_nri = true\nnri_plugin_request_timeout = "4s"\n'
         '[crio.nri.default_validator]\nnri_validator_required_plugins = ["x"]\n'
+        'nri_validator_tolerate_missing_plugins_annotation = "a.b"\n'
     )
     settings = crio_settings(tmp_path, "/etc/crio/crio.conf")
     assert (settings.faults, len(settings.files), settings.handler) == ((), 2, "nvidia")
     found = settings.nri
     assert (found.disable, found.socket_path, found.plugin_request_timeout) == (False, "/run/a.sock", "4s")
-    assert found.default_validator.required_plugins == ("x",)
+    assert found.default_validator == Validator(required_plugins=("x",), tolerate_missing_plugins_annotation="a.b")
 
 
 @pytest.mark.parametrize(("version", "on"), [("1.29.4", False), ("1.30.1", True)])
