@@ -58,7 +58,8 @@ TEARDOWN: Final = 'read -r _; "$0" teardown >/dev/null 2>&1; rm -rf "$CLUSTER_RO
 MIG_NODES: Final = (1511, range(1024))  # in config/topologies/mig-a100.toml: their major, and minors
 # Of the chart.
 CLUSTER_WIDE: Final = (
-    "deviceclasses,clusterroles,clusterrolebindings,validatingadmissionpolicies,validatingadmissionpolicybindings"
+    "deviceclasses,clusterroles,clusterrolebindings,validatingadmissionpolicies,validatingadmissionpolicybindings,"
+    "mutatingadmissionpolicies,mutatingadmissionpolicybindings"
 )
 Object = dict[str, Any]
 

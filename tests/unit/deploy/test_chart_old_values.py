@@ -107,6 +107,9 @@ OTHERS: Final[Mapping[str, object]] = {
     "rules.enabled": True,
     "rules.runbookUrl": "https://example.com/messages",
     "dashboards.enabled": True,
+    "pluginName": "gpus",
+    "requirePlugin.enabled": True,
+    "requirePlugin.namespaceSelector": {"matchLabels": {"team": "gpu"}},
     "metrics.annotations": False,
     "metrics.serviceMonitor.enabled": True,
     "metrics.serviceMonitor.interval": "30s",
@@ -136,6 +139,7 @@ BESIDE: Final[Mapping[str, Mapping[str, object]]] = {
     "metrics.serviceMonitor.enabled": {"metrics.serviceMonitor.enabled": False},
     "rules.": {"metrics.enabled": True, "rules.enabled": True},
     "rules.enabled": {"rules.enabled": False},
+    "requirePlugin.namespaceSelector": {"requirePlugin.enabled": True},
     "dashboards.": {"metrics.enabled": True},
     **{
         f"{table}extraVolumeMounts": {f"{table}extraVolumes": EXTRA["extraVolumes"]}

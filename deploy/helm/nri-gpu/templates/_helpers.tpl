@@ -84,6 +84,8 @@ observe:
   extraVolumes: []
   extraVolumeMounts: []
 paths: {remembered: /var/lib/nri-gpu}
+pluginName: ""
+requirePlugin: {enabled: false, namespaceSelector: {}}
 {{- end }}
 
 {{/*
@@ -274,6 +276,11 @@ updateStrategy:
 {{- if or (eq ($given.type | default "") "OnDelete") (not (include "nri-gpu.aboveZero" $rolling.maxSurge)) }}true{{ end -}}
 {{- end }}
 
+{{/* By which the runtime knows the daemon, as far as the values say it: a policy may have another name in plugin.name. */}}
+{{- define "nri-gpu.pluginName" -}}
+{{ .Values.pluginName | default "nri-gpu" }}
+{{- end }}
+
 {{/* On which nodes all pods here run. */}}
 {{- define "nri-gpu.nodes" -}}
 {{- with .Values.nodeSelector -}}
@@ -362,6 +369,9 @@ crio: [/run/containers/storage/overlay-containers]
 {{/* The options of the daemon that override its policy file: the Job that checks a policy takes them, too. */}}
 {{- define "nri-gpu.overrides" -}}
 - --socket={{ .Values.paths.nri }}/nri.sock
+{{- with .Values.pluginName }}
+- --plugin-name={{ . }}
+{{- end }}
 - --driver-root=/driver-root
 - --driver-host-root={{ .Values.paths.driverRoot }}
 - --stage-dir={{ .Values.paths.stage }}
@@ -395,6 +405,7 @@ is the chart's own.
 policy: policy
 watch-policy: ""
 socket: paths.nri
+plugin-name: pluginName
 driver-root: paths.driverRoot
 driver-host-root: paths.driverRoot
 stage-dir: paths.stage
