@@ -26,6 +26,7 @@ pool = "cluster"
 [[pool]]
 name = "by-annotation"
 device = ["0", "1", "2"]
+namespaces = ["default"]
 [[pool]]
 name = "cluster"
 model = ["*"]
@@ -147,15 +148,14 @@ def test_other_pods_are_as_they_were(cluster: Cluster) -> None:
     template = {"metadata": {"labels": {"app": "a"}}, "spec": pod("a")["spec"]}
     spec = {"selector": {"matchLabels": {"app": "a"}}, "template": template}
     made = {"apiVersion": "apps/v1", "kind": "DaemonSet", "metadata": {"name": "a"}, "spec": spec}
+    made_of = (("job", "train"), ("daemonset", "a"))
     for namespace in ("default", "kube-system"):
         said = cluster.apply(job, made, options=("-n", namespace))
         assert "Warning" not in said
 
         def done(namespace: str = namespace) -> bool:
-            return (
-                cluster.get("job", "train", "-n", namespace)["status"].get("succeeded") == 1
-                and cluster.get("daemonset", "a", "-n", namespace)["status"].get("numberReady") == 1
-            )
+            ended, ready = (cluster.get(kind, name, "-n", namespace)["status"] for kind, name in made_of)
+            return bool(ended.get("succeeded") == 1 and ready.get("numberReady") == 1)
 
         wait_for("their pods", done, explain=lambda: cluster.kubectl("describe", "pods", "-A"))
         pods = cluster.get("pods", "", "-n", namespace)
@@ -189,15 +189,18 @@ def validating(cluster: Cluster) -> Iterator[Cluster]:
     """Its containerd has the two lines of the install page."""
     file = cluster.place / "containerd.toml"
     before = file.read_text()
-    try:
-        file.write_text(before + VALIDATOR)
+
+    def restart_with(text: str) -> None:
+        file.write_text(text)
         cluster.stop("containerd")
         cluster.start("containerd")
+        wait_for("containerd", lambda: bool(cluster.verb("ctr", "namespaces", "ls", check=False)))
+
+    try:
+        restart_with(before + VALIDATOR)
         yield cluster
     finally:
-        file.write_text(before)
-        cluster.stop("containerd")
-        cluster.start("containerd")
+        restart_with(before)
 
 
 def test_nothing_starts_wrong_with_no_process_of_ours(validating: Cluster, image: None) -> None:
@@ -211,14 +214,15 @@ def test_nothing_starts_wrong_with_no_process_of_ours(validating: Cluster, image
     assert len(held) == 1
 
     cluster.kubectl("delete", "daemonsets", "--all", "-n", NAMESPACE)
-    wait_for("nothing of ours", lambda: not cluster.get("pods", "", "-n", NAMESPACE))
+    running = "--field-selector=status.phase=Running"  # not the Job's that checked the policy
+    wait_for("nothing of ours", lambda: not cluster.get("pods", "", "-n", NAMESPACE, running))
     cluster.apply(pod("asks", annotations={"gpu.nri.io": "1"}), pod("plain"))
     cluster.kubectl("apply", "-n", NAMESPACE, "-f", "-", given=TRIAL.replace("image: busybox", f"image: {BUSYBOX}"))
     cluster.wait_running("plain")
     cluster.wait_said("asks", 'required plugin "caf" not present')
     assert waiting(cluster.get("pod", "asks")) == "CreateContainerError"
-    trial = lambda: [waiting(each) for each in cluster.get("pods", "", "-n", NAMESPACE)]  # noqa: E731
-    wait_for("the trial", lambda: trial() == ["CreateContainerError"], explain=lambda: str(trial()))
+    trial = lambda: cluster.get("pods", "", "-n", NAMESPACE, "-l", "app=not-there")  # noqa: E731
+    wait_for("the trial", lambda: [waiting(each) for each in trial()] == ["CreateContainerError"])
     assert cluster.minors("before") == held
 
     cluster.kubectl("delete", "daemonset", "not-there", "-n", NAMESPACE)

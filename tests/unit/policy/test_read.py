@@ -279,11 +279,11 @@ def test_an_option_goes_over_the_file() -> None:
 
 def test_faults_of_options_carry_the_option_s_name() -> None:
     with pytest.raises(PolicyError) as caught:
-        override(Policy.default(), {"plugin.socket": "b", "plugin.index": "1", "plugin.name": ""})
+        override(Policy.default(), {"plugin.socket": "b", "plugin.index": "1", "guard.name": ""})
     assert [(fault.file, fault.key) for fault in caught.value.faults] == [
         ("command line", "--socket"),
         ("command line", "--index"),
-        ("command line", "plugin.name"),
+        ("command line", "guard.name"),
     ]
     assert str(caught.value.faults[1]) == str(
         Fault("command line", "--index", 'must be two digits in quotes, such as "10", not "1"')
