@@ -64,7 +64,12 @@ def test_install_upgrade_rollback_uninstall(cluster: Cluster, helm: Helm, values
 
     good, wrong = (("--set-string", f"policy=[namespaces]\nallow = {value}") for value in ("['*']", "nobody"))
     helm("upgrade", *RELEASE, *values, *good, *WAIT)
-    for options, words in ((wrong, "not TOML"), ((*good, "--set", "dra.enabled=true"), "--dra, --kubelet: ")):
+    named = ("--set-string", 'policy=[plugin]\nname = "caf"', "--set", "requirePlugin.enabled=true")
+    for options, words in (
+        (wrong, "not TOML"),
+        ((*good, "--set", "dra.enabled=true"), "--dra, --kubelet: "),
+        (named, 'policy.toml:2: plugin.name: must be "nri-gpu", the name that pods require, not "caf"'),
+    ):
         with pytest.raises(HarnessError) as refused:
             helm("upgrade", *RELEASE, *values, *options, *WAIT)
         assert "nri-gpu-check-policy" in str(refused.value)

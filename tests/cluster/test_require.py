@@ -221,8 +221,12 @@ def test_nothing_starts_wrong_with_no_process_of_ours(validating: Cluster, image
     cluster.wait_running("plain")
     cluster.wait_said("asks", 'required plugin "caf" not present')
     assert waiting(cluster.get("pod", "asks")) == "CreateContainerError"
-    trial = lambda: cluster.get("pods", "", "-n", NAMESPACE, "-l", "app=not-there")  # noqa: E731
-    wait_for("the trial", lambda: [waiting(each) for each in trial()] == ["CreateContainerError"])
+
+    def held_back() -> bool:
+        found = cluster.get("pods", "", "-n", NAMESPACE, "-l", "app=not-there")
+        return [waiting(each) for each in found] == ["CreateContainerError"]
+
+    wait_for("the trial", held_back)
     assert cluster.minors("before") == held
 
     cluster.kubectl("delete", "daemonset", "not-there", "-n", NAMESPACE)
