@@ -18,7 +18,7 @@ GIVEN = {f"{KEY}/pod": OURS}
 ON = {"enabled": True}
 NOT_THERE = {f"{KEY}/pod": '["nri-gpu-not-there"]'}
 PAGE = (ROOT / "docs" / "kubernetes-install.md").read_text()
-(VALIDATOR,) = re.findall(r"```toml\n(\[plugins[^`]*)```", PAGE)
+(VALIDATOR,) = re.findall(r"```\n(\[plugins[^`]*)```", PAGE)
 (TRIAL,) = re.findall(r"<<'END'\n([^`]*nri-gpu-not-there.*?)END\n", PAGE, re.DOTALL)
 POLICY = """\
 [dra]
