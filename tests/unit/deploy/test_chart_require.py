@@ -66,6 +66,12 @@ def test_its_own_selector_and_never_that_of_admission() -> None:
     assert everywhere["MutatingAdmissionPolicyBinding", "require"]["matchResources"] == {"namespaceSelector": {}}
 
 
+def test_names_and_labels_are_those_of_the_values() -> None:
+    made = documents(namespaceOverride="a", fullnameOverride="b", commonLabels={"team": "c"}, **ON)
+    found = [each["metadata"] for each in made if each["metadata"]["name"].startswith("a.b-require")]
+    assert [each["labels"]["team"] for each in found] == ["c"] * 4
+
+
 def test_none_is_what_the_grammar_calls_none() -> None:
     """All else asks, also what no node accepts: such a pod waits instead of starting without GPUs."""
     variables = policies(**ON)["MutatingAdmissionPolicy", "require"]["variables"]
