@@ -119,6 +119,17 @@ def test_what_a_parent_sets_that_is_no_value_is_refused_by_its_name(render: Rend
         render(grandparent, {"parent": {"gpus": {**IMAGES, "mispelt": 1}, "nri-gpu": {"enabled": False}}})
 
 
+def test_a_parents_globals_stay_as_it_sets_them(render: Render, tmp_path: Path) -> None:
+    """Helm keeps a null in them, which a chart beside ours may go by."""
+    parent = write_chart(tmp_path / "parent", {"name": "nri-gpu", "version": "*", "repository": OWN})
+    (parent / "templates").mkdir()
+    shown = "{kind: ConfigMap, metadata: {name: shown}, data: {{ toJson .Values.global }}}"
+    (parent / "templates" / "shown.yaml").write_text(shown)
+    made = render(parent, {"nri-gpu": IMAGES, "global": {"storage": {"class": {"name": None, "fast": True}}}})
+    (found,) = (each["data"] for each in made if each["metadata"]["name"] == "shown")
+    assert found == {"storage": {"class": {"name": None, "fast": True}}}
+
+
 def test_what_it_defines_is_no_other_charts() -> None:
     """All charts of a release have their named templates together."""
     texts = [path.read_text() for path in (CHART / "templates").iterdir()]

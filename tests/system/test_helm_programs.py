@@ -70,6 +70,17 @@ def test_on_openshift_the_accounts_of_all_daemonsets_may_use_the_constraints(hel
     assert len(accounts) == 2
 
 
+def test_on_openshift_the_jobs_run_as_the_user_that_it_gives_their_accounts(helm: Helm) -> None:
+    users = []
+    for openshift in ((), ("--api-versions=security.openshift.io/v1",)):
+        made = parsed(helm("template", *RELEASE, *OPTIONS, "--set=policy=[limits]", helm.kube_version, *openshift))
+        jobs = [each["spec"]["template"]["spec"]["containers"][0] for each in made if each["kind"] == "Job"]
+        assert [each["name"] for each in jobs] == ["check", "test"]
+        assert all(each["securityContext"]["runAsNonRoot"] for each in jobs)
+        users.append([each["securityContext"].get("runAsUser") for each in jobs])
+    assert users == [[65534, 65534], [None, None]]
+
+
 OBSERVE = "--set=mode=observe"
 APPARMOR = "container.apparmor.security.beta.kubernetes.io/nri-gpu"
 
@@ -206,6 +217,9 @@ def test_what_is_made_twice_is_the_same_to_the_byte(helm: Helm) -> None:
     assert once == again
 
 
+MONITOR = "--set=metrics.enabled=true,metrics.serviceMonitor.enabled=true"
+
+
 def test_what_is_wrong_is_said(helm: Helm) -> None:
     for option, said in {
         "--set=paths.nri=/run/../etc": "/paths/nri",
@@ -213,6 +227,7 @@ def test_what_is_wrong_is_said(helm: Helm) -> None:
         "--set=image.repository=": "there is no public image",
         "--namespace=default": "--create-namespace",
         "--name-template=a.b": "has a dot",
+        "--name-template=1a": "1a begins with a digit, which names of Services must not",
         "--set=kubelet.enabled=false,dra.enabled=true": "needs Kubernetes 1.34 or newer, and this is v1.33.9",
         "--set=mode=observer": "/mode",
         "--set=mode=observe,observe.runtimes={lxc}": "/observe/runtimes/0",
@@ -223,5 +238,5 @@ def test_what_is_wrong_is_said(helm: Helm) -> None:
         "--set=gfd.enabled=true,migStrategy=mixed": "migStrategy is a value of NVIDIA's device plugin. Here: the",
     }.items():
         with pytest.raises(HarnessError) as refused:
-            helm("template", CHART, "--namespace=nri-gpu", *OPTIONS, "--kube-version=1.33.9", option)
+            helm("template", CHART, "--namespace=nri-gpu", *OPTIONS, MONITOR, "--kube-version=1.33.9", option)
         assert said in str(refused.value)

@@ -46,7 +46,7 @@ from tests.support.chart import (
     pod,
 )
 from tests.support.daemon import FOUR_GPUS
-from tests.support.helm import CHART, RefusedError, Release, documents, parsed, render, values
+from tests.support.helm import CHART, RefusedError, Release, documents, of_helm_test, parsed, render, values
 from tests.support.prometheus import ALERTS
 from tests.unit.policy.samples import SETTINGS
 from tools.chart_values import leaves, old_names
@@ -238,18 +238,31 @@ def test_a_policy_comes_through_as_it_is_written(policy: str) -> None:
 
 def test_a_job_without_rights_checks_a_policy_of_ones_own_first(tmp_path: Path) -> None:
     made = documents(ELSEWHERE, policy="[kubelet]\nnonsense = 1\n")
-    config, job = (one(made, kind, "other-check-policy") for kind in ("ConfigMap", "Job"))
+    config, job = one(made, "ConfigMap", "other.check-policy"), one(made, "Job", "other-check-policy")
     hooks = "pre-install,pre-upgrade"
     assert {each["metadata"]["annotations"]["helm.sh/hook"] for each in (config, job)} == {hooks}
     (only,) = job["spec"]["template"]["spec"]["containers"]
     assert only["securityContext"].items() >= {"runAsNonRoot": True, "allowPrivilegeEscalation": False}.items()
     assert job["spec"]["template"]["spec"]["automountServiceAccountToken"] is False
-    assert {key for each in job["spec"]["template"]["spec"]["volumes"] for key in each} == {"name", "configMap"}
+    assert job["spec"]["template"]["spec"]["volumes"] == [
+        {"name": "policy", "configMap": {"name": config["metadata"]["name"]}}
+    ]
     (tmp_path / "policy.toml").write_text(config["data"]["policy.toml"])
     verb, file, *_ = only["args"]
     assert main([verb, str(tmp_path / Path(file).name)]) == Exit.CONFIGURATION
     without = documents(policy="a", checkPolicy=False), documents()
     assert "Job" not in {each["kind"] for made in without for each in made}
+
+
+@pytest.mark.parametrize("beside", ["a-check", "a-test"])
+def test_no_hook_has_the_name_of_what_another_release_of_the_namespace_has(beside: str) -> None:
+    """Helm deletes what has a hook's name before it makes the hook, whosever it is."""
+
+    def names(release: Release) -> set[tuple[str, str]]:
+        made = documents(release, policy="[limits]\n", metrics={"enabled": True, "serviceMonitor": {"enabled": True}})
+        return {(each["kind"], each["metadata"]["name"]) for each in [*made, *of_helm_test(release).values()]}
+
+    assert not names(Release("a", "gpus")) & names(Release(beside, "gpus"))
 
 
 @pytest.mark.parametrize("variant", VARIANTS)

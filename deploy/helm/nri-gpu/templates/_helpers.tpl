@@ -8,13 +8,16 @@ this. With `helm upgrade --reuse-values` a new chart sees none of its own defaul
 {{- include "nri-gpu.oldKeys" . -}}
 {{- end }}
 
-{{/* Takes keys without a value out of a table, as Helm does unless it reuses values: Kubernetes would read them as "" or 0. */}}
+{{/*
+Takes keys without a value out of a table, as Helm does unless it reuses values: Kubernetes would read them as "" or 0. Tables
+in `global` are those of a parent chart and all of its charts, so they stay.
+*/}}
 {{- define "nri-gpu.unset" -}}
 {{- $table := . -}}
 {{- range $key, $value := . -}}
 {{- if kindIs "invalid" $value -}}
 {{- $_ := unset $table $key -}}
-{{- else if kindIs "map" $value -}}
+{{- else if and (kindIs "map" $value) (ne $key "global") -}}
 {{- include "nri-gpu.unset" $value -}}
 {{- end -}}
 {{- end -}}
@@ -279,6 +282,20 @@ updateStrategy:
 {{/* By which the runtime knows the daemon, as far as the values say it: a policy may have another name in plugin.name. */}}
 {{- define "nri-gpu.pluginName" -}}
 {{ .Values.pluginName | default "nri-gpu" }}
+{{- end }}
+
+{{/* Rights of a Job's container. OpenShift chooses its user, and admits none that its account's constraint does not have. */}}
+{{- define "nri-gpu.noRights" -}}
+runAsNonRoot: true
+{{- if not (.Capabilities.APIVersions.Has "security.openshift.io/v1") }}
+runAsUser: 65534
+{{- end }}
+capabilities:
+  drop: [ALL]
+allowPrivilegeEscalation: false
+readOnlyRootFilesystem: true
+seccompProfile:
+  type: RuntimeDefault
 {{- end }}
 
 {{/* On which nodes all pods here run. */}}
