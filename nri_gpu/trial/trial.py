@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import re
 import time
 from collections.abc import Mapping
 from typing import Final
@@ -19,7 +20,7 @@ from nri_gpu.trial.trial_verdict import TrialEvent, TrialOutcome, TrialPod, obse
 WAIT_S: Final = 60.0  # for which what may still change is waited for
 _POLL_S: Final = 1.0
 _DELETIONS: Final = 3  # how often a deletion is tried
-_CANNOT: Final = " cannot "  # in what the API server says to whom no Role allows it
+_UNALLOWED: Final = re.compile(r" cannot \w+ resource ")  # what the API server says where no Role allows it
 
 
 class PodList(Struct, frozen=True):
@@ -95,7 +96,7 @@ class Trial:
 
 def lacking(error: ApiServerError, rights: str) -> str:
     """Return what to do about an error: which Role is missing where that is why, else the server's sentence."""
-    if not isinstance(error, RefusedError) or _CANNOT not in str(error):
+    if not isinstance(error, RefusedError) or not _UNALLOWED.search(str(error)):
         return str(error)
     return (
         f"the Role of this test is missing, as with rbac.create=false: bind its account to a Role in this namespace "

@@ -92,11 +92,11 @@ async def test_a_test_that_is_cancelled_deletes_its_pod(trial: Trial, server: St
 
 
 async def test_a_claim_goes_where_its_pod_is_refused(trial: Trial, server: StandInApiServer) -> None:
-    answers(server, WAITS, forbidden("POST", PODS, 'pods "test-1" is forbidden: exceeded quota: few'))
+    answers(server, WAITS, forbidden("POST", PODS, 'pods "test-1" is forbidden: images of it cannot be used here'))
     with pytest.raises(RefusedError) as refused:
         await trial.ask(CLAIM, OWN, "test-1", {})
     assert lacking(refused.value, "all") == str(refused.value)
-    assert "exceeded quota" in str(refused.value)
+    assert "cannot be used here" in str(refused.value)
     assert deletions(server)[-1] == ("DELETE", f"{CLAIMS}/test-1")
 
 
