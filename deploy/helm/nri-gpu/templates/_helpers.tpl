@@ -169,7 +169,7 @@ app.kubernetes.io/component: {{ . }}
 {{- $_ := set $own "app.kubernetes.io/version" $root.Chart.AppVersion -}}
 {{- $_ := set $own "app.kubernetes.io/managed-by" $root.Release.Service -}}
 {{- $_ := set $own "helm.sh/chart" (printf "%s-%s" $root.Chart.Name $root.Chart.Version | replace "+" "_" | trunc 63 | trimSuffix "-") -}}
-{{- merge $own ($root.Values.commonLabels | default dict) | toYaml -}}
+{{- merge $own $root.Values.commonLabels | toYaml -}}
 {{- end }}
 
 {{/* The same for a Service: what Prometheus calls the job is this name, and the alerts go by it. */}}
@@ -205,7 +205,7 @@ namespace: {{ include "nri-gpu.namespace" . }}
 {{/* Secrets for the registry, by name or as {name: ...}; what all charts of a parent have comes first. */}}
 {{- define "nri-gpu.pullSecrets" -}}
 {{- $names := list -}}
-{{- range concat (.Values.global.imagePullSecrets | default list) (.Values.imagePullSecrets | default list) -}}
+{{- range concat .Values.global.imagePullSecrets .Values.imagePullSecrets -}}
 {{- $names = append $names (kindIs "map" . | ternary . (dict "name" .)) -}}
 {{- end -}}
 {{- with $names | uniq }}
@@ -216,7 +216,7 @@ imagePullSecrets:
 
 {{/* If containerd may create nothing without nri-gpu (config/containerd/required-plugins.toml), a pod with these may be. */}}
 {{- define "nri-gpu.tolerations" -}}
-{{- range .Values.tolerateMissingKeys | default list | uniq }}
+{{- range .Values.tolerateMissingKeys | uniq }}
 {{ . }}: "true"
 {{- end }}
 {{- end }}
@@ -252,7 +252,7 @@ How an upgrade replaces the pods: as the values say, else by the surge of the se
 would add its own maxUnavailable of 1, and refuse the two.
 */}}
 {{- define "nri-gpu.updateStrategy" -}}
-{{- $given := index . 0 | default dict -}}
+{{- $given := index . 0 -}}
 {{- $rolling := $given.rollingUpdate | default (index . 1) -}}
 {{- if include "nri-gpu.aboveZero" $rolling.maxSurge -}}
 {{- $rolling = merge (dict) $rolling (dict "maxUnavailable" 0) -}}
@@ -274,9 +274,8 @@ updateStrategy:
 
 {{/* Not empty where an upgrade by this strategy takes a node's pod away before the next one is there. */}}
 {{- define "nri-gpu.leavesGap" -}}
-{{- $given := . | default dict -}}
-{{- $rolling := $given.rollingUpdate | default (dict "maxSurge" 1) -}}
-{{- if or (eq ($given.type | default "") "OnDelete") (not (include "nri-gpu.aboveZero" $rolling.maxSurge)) }}true{{ end -}}
+{{- $rolling := .rollingUpdate | default (dict "maxSurge" 1) -}}
+{{- if or (eq (.type | default "") "OnDelete") (not (include "nri-gpu.aboveZero" $rolling.maxSurge)) }}true{{ end -}}
 {{- end }}
 
 {{/* By which the runtime knows the daemon, as far as the values say it: a policy may have another name in plugin.name. */}}
@@ -284,7 +283,7 @@ updateStrategy:
 {{ .Values.pluginName | default "nri-gpu" }}
 {{- end }}
 
-{{/* Rights of a Job's container. OpenShift chooses its user, and admits none that its account's constraint does not have. */}}
+{{/* The security context of a Job's container. OpenShift gives each namespace users of its own, and admits no other there. */}}
 {{- define "nri-gpu.noRights" -}}
 runAsNonRoot: true
 {{- if not (.Capabilities.APIVersions.Has "security.openshift.io/v1") }}
@@ -332,7 +331,7 @@ exec:
 
 {{/* Not empty where the release only observes; what every other mode needs is left out then. */}}
 {{- define "nri-gpu.observes" -}}
-{{- if eq (.Values.mode | default "") "observe" -}}
+{{- if eq .Values.mode "observe" -}}
 {{- if eq (toString .Values.kubelet.enabled) "true" -}}
 {{- fail "mode observe gives no pod a GPU, and kubelet.enabled=true would make nri-gpu the nodes' device plugin: set kubelet.enabled=auto (true was an older chart's default, which --reuse-values keeps), or mode to \"\"" -}}
 {{- end -}}
