@@ -5,6 +5,7 @@ No node, no controller: nothing that is created becomes more than an object.
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import tempfile
@@ -56,6 +57,15 @@ class LoneApiServer:
 
     def __exit__(self, *_: object) -> None:
         self._until_exit.close()
+
+    def kubeconfig(self) -> Path:
+        """Return the admin's, for other programs."""
+        cluster = {"server": f"https://127.0.0.1:{self._port}", "certificate-authority": str(certificates().authority)}
+        parts = {"cluster": cluster, "user": {"token": _TOKEN}, "context": {"cluster": "own", "user": "own"}}
+        made = {f"{kind}s": [{"name": "own", kind: part}] for kind, part in parts.items()}
+        file = self._folder / "kubeconfig"
+        file.write_text(json.dumps({"apiVersion": "v1", "kind": "Config", "current-context": "own", **made}))
+        return file
 
     def kubectl(self, *words: str | Path, given: str = "") -> str:
         """Standard output of kubectl, as admin. Raises: HarnessError: with what it says."""

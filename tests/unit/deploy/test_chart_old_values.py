@@ -210,7 +210,7 @@ def test_an_old_name_that_contradicts_the_new_one_is_refused_until_it_is_removed
     reused: Path, old: Mapping[str, object], new: Mapping[str, object]
 ) -> None:
     (name,), (instead,) = old, new
-    said = rf"{name} is the old name of {instead}, and both are set and differ: remove {name} \(--set {name}=null\)"
+    said = rf"{name} is the old name of {instead}, and both are set and differ: remove {name} \(--set {name}=null"
     given = {"metrics.enabled": True, **new}
     for folder in (CHART, reused):
         with pytest.raises(RefusedError, match=said):

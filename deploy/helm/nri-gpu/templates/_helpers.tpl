@@ -133,7 +133,8 @@ Values of old names that are given, and what each means under a new one. One wit
 {{- if eq $given (get $defaults (last $path) | toJson) -}}
 {{- $_ := set $table (last $path) .value -}}
 {{- else if ne $given (toJson .value) -}}
-{{- fail (printf "%s is the old name of %s, and both are set and differ: remove %s (--set %s=null)" .old .new .old .old) -}}
+{{- /* With --reuse-values, Helm does not take away what was set. */ -}}
+{{- fail (printf "%s is the old name of %s, and both are set and differ: remove %s (--set %s=null, and --reset-then-reuse-values in place of --reuse-values)" .old .new .old .old) -}}
 {{- end -}}
 {{- end -}}
 {{- end }}
