@@ -1,4 +1,4 @@
-"""Old names of values that Helm keeps by itself: what the chart says of them, followed to the letter by both programs."""
+"""Old names of values that Helm keeps by itself: both programs do what the chart says of them, and that helps."""
 
 from __future__ import annotations
 
