@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import re
 import time
-from collections.abc import Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from typing import Final
 from urllib.parse import quote, urlencode
 
@@ -63,20 +63,26 @@ class Trial:
     async def observers(self, selector: str) -> TrialOutcome:
         """Return whether the observers with these labels are ready."""
         path = f"{self._core}/pods?{urlencode({'labelSelector': selector})}"
-        until = time.monotonic() + self._wait_s
-        while True:
-            outcome = observers_outcome((await self._api.ask("GET", path, PodList)).items)
-            if outcome.final or time.monotonic() > until:
-                return outcome
-            await asyncio.sleep(self._poll_s)
+
+        async def look() -> TrialOutcome:
+            return observers_outcome((await self._api.ask("GET", path, PodList)).items)
+
+        return await self._until_final(look)
 
     async def _wait(self, attempt: Attempt, name: str) -> TrialOutcome:
-        until = time.monotonic() + self._wait_s
         regards = urlencode({"fieldSelector": f"involvedObject.name={name},type=Warning"})
-        while True:
+
+        async def look() -> TrialOutcome:
             pod = await self._api.ask("GET", f"{self._core}/pods/{name}", TrialPod)
             events = await self._api.ask("GET", f"{self._core}/events?{regards}", EventList)
-            outcome = outcome_of(attempt, pod, events.items, self._namespace)
+            return outcome_of(attempt, pod, events.items, self._namespace)
+
+        return await self._until_final(look)
+
+    async def _until_final(self, look: Callable[[], Awaitable[TrialOutcome]]) -> TrialOutcome:
+        until = time.monotonic() + self._wait_s
+        while True:
+            outcome = await look()
             if outcome.final or time.monotonic() > until:
                 return outcome
             await asyncio.sleep(self._poll_s)
