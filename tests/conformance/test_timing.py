@@ -1,13 +1,8 @@
 """The plugin hangs or dies in the middle of a create: the runtime goes on without it, and nothing runs ungranted."""
 
-import ctypes
-import fcntl
 import os
 import re
 import signal
-import socket
-import struct
-import termios
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -21,12 +16,12 @@ from tests.support.containerd import Containerd
 from tests.support.cri import ContainerId, CriError, Pod
 from tests.support.daemon import UUIDS, Launch, NriGpu, staged
 from tests.support.pods import ContainerSpec, PodSpec
+from tests.support.unread import unread_bytes
 from tests.support.waiting import wait_for
 
 pytestmark = pytest.mark.containerd
 
 REQUEST_TIMEOUT_S = 3.0
-SYS_PIDFD_GETFD = 438  # asm-generic/unistd.h; the same on every architecture
 UUID = UUIDS[0]
 
 
@@ -161,21 +156,3 @@ def test_killed_during_a_create(node: Containerd, serving: NriGpu, aside: Thread
             node.cri.start(ungranted)
     node.cri.start(bystander)
     serving.wait_held({})
-
-
-def unread_bytes(pid: int) -> int:
-    """Bytes that wait in a process's sockets: of a stopped one, what it was sent and has not seen."""
-    libc, owner = ctypes.CDLL(None, use_errno=True), os.pidfd_open(pid)
-    total = 0
-    try:
-        for link in Path(f"/proc/{pid}/fd").iterdir():
-            if not str(link.readlink()).startswith("socket:"):
-                continue
-            if (ours := libc.syscall(SYS_PIDFD_GETFD, owner, int(link.name), 0)) < 0:
-                raise OSError(ctypes.get_errno(), "pidfd_getfd")
-            with socket.socket(fileno=ours) as each:
-                if not each.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN):  # one that listens has no bytes
-                    total += struct.unpack("i", fcntl.ioctl(each, termios.FIONREAD, bytes(4)))[0]
-    finally:
-        os.close(owner)
-    return total

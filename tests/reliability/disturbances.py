@@ -22,6 +22,7 @@ from tests.support.waiting import wait_for
 Disturbance = Callable[[ChaosRun], None]
 RUNTIME_GIVES_UP_S: Final = 2.0  # on a plugin that does not answer
 SERVES_S: Final = 20.0
+AIMS: Final = 16
 GOOD_POLICY: Final = "schema = 1\n"
 
 
@@ -47,6 +48,12 @@ def kill_both_in_turn(run: ChaosRun) -> None:
     sessions = run.guard.log().count("guarding")
     kill_guard(run)
     wait_for("the guard", lambda: run.guard.log().count("guarding") > sessions, SERVES_S, run.guard.log)
+
+
+def aim(run: ChaosRun) -> None:
+    """Kill the daemon in the middle of marked creations, when nobody else acts."""
+    for _ in range(AIMS):
+        run.aim()
 
 
 def stop_daemon(run: ChaosRun) -> None:

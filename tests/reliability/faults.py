@@ -22,23 +22,25 @@ from tests.reliability import disturbances as do
 from tests.reliability.disturbances import Disturbance
 from tests.reliability.result import PROJECT, Fact, Found, Options, Row
 from tests.support import packages
-from tests.support.chaos import ChaosRun, chaos_run
+from tests.support.chaos import UNSERVED, WINDOW, ChaosRun, chaos_run
 from tests.support.errors import HarnessError
 
 CREATES: Final = 64  # on each containerd; a few more follow when all is mended
 QUICK_CREATES: Final = 8
+UNSERVED_TIMES: Final = 8  # as many, where most are refused at once
 STAGE_MIB: Final = 4
 LOGS: Final = PROJECT / "build" / "reliability"
 REFUSED: Final = re.compile(r"refused \[([a-z-]+)\]")
 
 
 class Fault(Struct, frozen=True):
-    """One row. mount: see `chaos_run`. mend: what still has to be put right when all are created."""
+    """One row. mount, required: see `chaos_run`. mend: what is still to be done when all are created."""
 
     what: str
     disturb: Disturbance
     mount: Callable[[Path], None] = lambda base: None
     mend: Callable[[ChaosRun], None] = lambda run: None
+    required: bool = False
 
 
 def _little_stage(base: Path) -> None:
@@ -51,6 +53,13 @@ def _little_stage(base: Path) -> None:
 FAULTS: Final[Mapping[str, Fault]] = {
     "kill-guard": Fault("guard killed by SIGKILL", do.kill_guard),
     "kill-both": Fault("daemon and guard killed by SIGKILL, one after the other", do.kill_both_in_turn),
+    "starve": Fault(
+        "daemon and guard dead for half of the time, the runtime's own validator on, pods that ask require nri-gpu; "
+        f"then the daemon killed in the middle of {do.AIMS} creations",
+        ChaosRun.starve,
+        mend=do.aim,
+        required=True,
+    ),
     "stop-daemon": Fault("daemon stopped by SIGSTOP for longer than the runtime's 2 s, then SIGCONT", do.stop_daemon),
     "stop-guard": Fault("guard stopped in the same way", do.stop_guard),
     "full-stage": Fault(
@@ -83,7 +92,7 @@ QUICK: Final = ("kill-both", "policy")
 
 def _row(name: str, fault: Fault, runtimes: list[packages.Runtime], options: Options) -> Row:
     happened, checked, failed = Counter[str](), Counter[str](), ""
-    for runtime in runtimes:
+    for runtime in (each for each in runtimes if each.validates or not fault.required):
         try:
             run = _attack(name, fault, runtime, options)
         except (HarnessError, AssertionError, OSError, subprocess.SubprocessError) as error:
@@ -97,7 +106,7 @@ def _row(name: str, fault: Fault, runtimes: list[packages.Runtime], options: Opt
         what=fault.what,
         count=happened["created"] + sum(often for what, often in happened.items() if what.startswith("create refused")),
         unit="creations",
-        outcome=failed or _outcome(happened, checked),
+        outcome=failed or _outcome(happened, checked) + (_created_without(happened) if fault.required else ""),
         command=f"python -m tests.reliability --only faults --case {name}",
         passed=not failed,
         numbers={what.replace(" ", "_"): often for what, often in (happened + checked).items()},
@@ -111,15 +120,16 @@ def _attack(name: str, fault: Fault, runtime: packages.Runtime, options: Options
         stack.callback(
             lambda: subprocess.run(["sh", "-c", f"umount -lq {folder}/d/*"], check=False, capture_output=True)
         )
-        run = stack.enter_context(chaos_run(runtime, folder, options.seed, fault.mount))
+        run = stack.enter_context(chaos_run(runtime, folder, options.seed, fault.mount, required=fault.required))
         stack.callback(_keep_logs, name, run)
-        creates = QUICK_CREATES if options.quick else CREATES
+        creates = (QUICK_CREATES if options.quick else CREATES) * (UNSERVED_TIMES if fault.required else 1)
         run.create_while(creates, lambda _: fault.disturb(run), lambda: fault.mend(run))
         run.settle()
         run.evidence.verify()
         run.end_pods()
         run.settle()
         run.check_nothing_is_left()
+        assert not (fault.required and run.tally.happened[UNSERVED]), run.tally
         return run
 
 
@@ -150,7 +160,12 @@ def _outcome(happened: Counter[str], checked: Counter[str]) -> str:
     return "; ".join(parts)
 
 
-OF_CONTAINERS: Final = ("created", "started", "removed", "start failed", "lost with the runtime")
+def _created_without(happened: Counter[str]) -> str:
+    """The two counts of a row whose pods require nri-gpu."""
+    return f"; {UNSERVED}: {happened[UNSERVED]}; {WINDOW}: {happened[WINDOW]}"
+
+
+OF_CONTAINERS: Final = ("created", "started", "removed", "start failed", "lost with the runtime", UNSERVED, WINDOW)
 
 
 def _is_disturbance(what: str) -> bool:

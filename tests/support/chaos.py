@@ -5,8 +5,11 @@ holds one container at a time, and each next one is another attempt. Every progr
 what ran is known from itself (`tests/support/chaos_evidence.py`).
 """
 
+import os
 import random
 import re
+import signal
+import statistics
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -28,6 +31,7 @@ from tests.support.daemon import TOPOLOGIES, Launch, NriGpu
 from tests.support.driver_root import make_driver_root
 from tests.support.guard import NriGuard
 from tests.support.pods import ContainerSpec, PodSpec
+from tests.support.unread import unread_bytes
 from tests.support.waiting import wait_for
 
 AT_ONCE: Final = 8
@@ -37,6 +41,15 @@ LATE_AT_MOST_S: Final = 40.0  # a start within the ledger's grace
 OUR_CODE: Final = re.compile(r"nri-gpu \[([a-z-]+)\]")
 # From NRI 0.10 a creation fails with the plugin that dies while it is asked to validate: nobody starts ungranted.
 VALIDATOR_DIED: Final = re.compile(r"validator plugin \S+ failed: ttrpc: closed")
+# The runtime's own validator, and the pods that require nri-gpu by it.
+VALIDATOR: Final = '[plugins."io.containerd.nri.v1.nri".default_validator]\n  enable = true\n'
+REQUIRES: Final = {"required-plugins.noderesource.dev/pod": '["nri-gpu"]'}
+NOT_CONNECTED: Final = 'required plugin "nri-gpu" not present'
+PLAIN_PODS: Final = 2  # of eight, where the others require nri-gpu
+# Of containers that asked and were created without a grant: whether a daemon was connected when the creation began.
+UNSERVED: Final = "created without a grant, no daemon connected"
+WINDOW: Final = "created without a grant, the daemon died meanwhile"
+AIMED: Final = "killed in the middle of a creation"
 # Requests on a node of eight GPUs -> how many GPUs they are; None: no container may ever come of it.
 REQUESTS: Final[Mapping[str, int | None]] = {
     "1": 1,
@@ -76,6 +89,7 @@ class Slot(Struct):
     fate: Fate = Fate.NEVER
     created: float = 0.0
     trace: str = ""
+    required: bool = False  # its pod requires nri-gpu
 
 
 @contextmanager
@@ -84,10 +98,13 @@ def chaos_run(
     folder: Path,
     seed: int,
     mount: Callable[[Path], None] = lambda base: None,
+    *,
+    required: bool = False,
 ) -> Iterator["ChaosRun"]:
     """A containerd with a daemon and a guard that serve it.
 
     mount: called with the daemon's base before there is a containerd, which sees no mounts that are made later.
+    required: the runtime's own validator is on, and pods that ask require nri-gpu.
 
     The older containerd is on cgroup v1 where the machine has it, the newer on v2.
     """
@@ -99,6 +116,8 @@ def chaos_run(
         node = Containerd(runtime, cgroup=host_cgroup() if runtime.number < (2, 0) else Cgroup.V2)
         # Not `with`: a containerd that was killed in the middle of a start leaves that container's cgroups behind.
         stack.callback(node.abandon)
+        if required:
+            node.layout.config.write_text(f"{node.layout.config.read_text()}{VALIDATOR}")
         root = make_driver_root(folder / "driver")
         topology = TOPOLOGIES / "pcie-8.toml"
         launch = Launch(folder / "d", node.nri_socket, topology=topology, driver_root=root, policy=policy)
@@ -107,14 +126,17 @@ def chaos_run(
         daemon.wait_ready()
         guard.wait_ready()
         daemon.wait_logged("driver files staged")
-        yield ChaosRun(node, daemon, guard, traces, seed)
+        yield ChaosRun(node, daemon, guard, traces, seed, required=required)
 
 
 class ChaosRun:
     """One containerd, one daemon, one guard. seed: of what is asked and of when who is killed."""
 
-    def __init__(self, node: Containerd, daemon: NriGpu, guard: NriGuard, traces: Path, seed: int) -> None:
-        self.node, self.daemon, self.guard = node, daemon, guard
+    def __init__(
+        self, node: Containerd, daemon: NriGpu, guard: NriGuard, traces: Path, seed: int, *, required: bool = False
+    ) -> None:
+        self.node, self.daemon, self.guard, self.required = node, daemon, guard, required
+        self.served_since, self.dead_s, self.served_s = time.monotonic(), 0.0, 0.0
         self.evidence = Evidence(node, daemon, traces)
         self.tally = self.evidence.tally
         self.dice = random.Random(seed)
@@ -234,17 +256,28 @@ class ChaosRun:
     def _begin(self, slot: Slot, fate: Fate) -> None:
         slot.attempt += 1
         slot.fate, slot.created = fate, time.monotonic()
-        spec, began = self._spec(slot), time.perf_counter()
+        spec, connected, began = self._spec(slot), self._connected(), time.perf_counter()
         try:
             slot.container = self.node.cri.create(slot.pod, spec)
         except CriError as error:
+            if slot.required and NOT_CONNECTED in error.details:
+                self.tally.happened["create refused, required and not connected"] += 1
+                return
             self._refused("create", error)
             return
         finally:
             self.took_s.append(time.perf_counter() - began)
         self.tally.happened["created"] += 1
+        if REQUESTS[slot.request] != 0 and not self.evidence.signed(slot.container):
+            self.tally.happened[WINDOW if connected else UNSERVED] += 1
+            if connected:
+                self.evidence.window.add(slot.trace)
         if fate not in (Fate.NEVER, Fate.LATE):
             self._start(slot, slot.container)
+
+    def _connected(self) -> bool:
+        """Whether the daemon lives and has registered."""
+        return self.daemon.ended() is None and bool(self.daemon.logged("registered"))
 
     def _start(self, slot: Slot, container: ContainerId) -> None:
         try:
@@ -287,12 +320,20 @@ class ChaosRun:
         self._slots = SimpleQueue()
         for number in range(PODS):
             requests = self.dice.choices([*REQUESTS], (4, 1, 2, 1, 6, 3, 3, 3, 2, 3, 1, 1, 1), k=NAMES_OF_EACH)
-            names = {f"c{n}": request for n, request in enumerate(requests)}
-            asked = {f"gpu.nri.io/container.{name}": request for name, request in names.items() if request}
-            pod = self.node.cri.run_pod(PodSpec(f"p{self.dice.getrandbits(40):x}-{number}", annotations=asked))
-            self.evidence.pods[pod.id] = pod
-            for name, request in names.items():
-                self._slots.put(Slot(pod, name, request))
+            if self.required and number < PLAIN_PODS:
+                requests = [""] * NAMES_OF_EACH
+            for slot in self._pod(number, requests):
+                self._slots.put(slot)
+
+    def _pod(self, number: int, requests: Sequence[str]) -> list[Slot]:
+        """A new pod, and a slot for each request."""
+        names = {f"c{n}": request for n, request in enumerate(requests)}
+        asked = {f"gpu.nri.io/container.{name}": request for name, request in names.items() if request}
+        required = self.required and any(request not in ("", "none") for request in requests)
+        annotations = asked | (REQUIRES if required else {})
+        pod = self.node.cri.run_pod(PodSpec(f"p{self.dice.getrandbits(40):x}-{number}", annotations=annotations))
+        self.evidence.pods[pod.id] = pod
+        return [Slot(pod, name, request, required=required) for name, request in names.items()]
 
     def _all_slots(self) -> Sequence[Slot]:
         slots = []
@@ -308,6 +349,56 @@ class ChaosRun:
         self.tally.happened["daemon killed"] += 1
         time.sleep(self.dice.uniform(*AWAY_S))
         self.daemon.start()
+
+    def starve(self) -> None:
+        """Let both serve for a while, kill them, and leave them dead for as long as they served."""
+        time.sleep(self.dice.uniform(*KILL_EVERY_S))
+        served_s, dead_since = time.monotonic() - self.served_since, time.monotonic()
+        for each in self.dice.sample((self.daemon, self.guard), 2):
+            each.kill()
+        time.sleep(served_s)
+        for each in self.dice.sample((self.daemon, self.guard), 2):
+            each.start()
+        self._wait_served()
+        self.tally.happened["daemon and guard dead for half of the time"] += 1
+        self.served_s += served_s
+        self.dead_s += self.served_since - dead_since
+
+    def _wait_served(self) -> None:
+        self.daemon.wait_ready()
+        self.guard.wait_ready()
+        self.served_since = time.monotonic()
+
+    def aim(self) -> None:
+        """Kill the daemon in the middle of a marked creation while nobody else acts.
+
+        Either before it has read that request, or at any moment of the creation. In every other one the guard is dead,
+        so that nobody looks at the start.
+        """
+        [slot] = self._pod(PODS, ["count=1; mode=shared"])
+        alone, unread = self.dice.random() < 0.5, self.dice.random() < 0.5
+        if alone:
+            self.guard.kill()
+        with ThreadPoolExecutor(1) as aside:
+            if unread:
+                os.kill(self.daemon.pid, signal.SIGSTOP)
+            creating = aside.submit(self._begin, slot, Fate.LONG)
+            if unread:
+                wait_for("the marked request", lambda: unread_bytes(self.daemon.pid) > 0, SETTLED_S)
+            else:
+                time.sleep(self.dice.uniform(0, statistics.median(self.took_s)))
+            self.daemon.kill()
+            creating.result()
+        self.tally.happened[f"{AIMED}, {self._became(slot)}"] += 1
+        for each in (self.guard, self.daemon) if alone else (self.daemon,):
+            each.start()
+        self._wait_served()
+        self._slots.put(slot)
+
+    def _became(self, slot: Slot) -> str:
+        if slot.container is None:
+            return "refused"
+        return "granted" if self.evidence.signed(slot.container) else "without a grant"
 
     def restart_runtime(self, *, kill: bool) -> None:
         with self.guard_away():

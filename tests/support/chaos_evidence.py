@@ -78,6 +78,7 @@ class Evidence:
         self._ended: dict[str, float] = {}  # by trace: seconds since the epoch
         self._had: dict[int, list[Had]] = {}  # by minor number
         self._untold: set[str] = set()  # containers whose end no event told
+        self.window: set[str] = set()  # traces of those created without a grant by a daemon that died meanwhile
 
     # While it goes on.
 
@@ -117,6 +118,10 @@ class Evidence:
         said = self.daemon.verb("verify", "--containerd-state", str(self.node.base / "state"))
         assert said.returncode == 0, f"nri-gpu verify: {said.returncode}: {said.stdout}{said.stderr}"
         self.tally.checked["times that nri-gpu verify found nothing"] += 1
+
+    def signed(self, container: ContainerId) -> bool:
+        """Whether a container was created with a grant of ours."""
+        return GRANT_KEY in self.node.cri.status(container).oci.get("annotations", {})
 
     def kernel(self) -> dict[str, frozenset[str]]:
         """Container -> GPUs that its processes may open, of all that have processes, whoever knows of them."""
@@ -200,6 +205,8 @@ class Evidence:
             self.tally.checked["programs that ran with a GPU"] += bool(nodes)
             if len(nodes) != wanted.gpus and any(begun <= when <= end for begun, end in self.tally.away):
                 self.tally.checked["programs that ran without while the guard was away"] += 1
+            elif not nodes and trace.name in self.window:
+                self.tally.checked["programs that ran without, created while the daemon died"] += 1
             elif len(nodes) != wanted.gpus:
                 raise AssertionError(f"{trace.name} asked for {wanted.gpus} GPUs and found {text!r}")
             for node in nodes:

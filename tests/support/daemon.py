@@ -191,13 +191,13 @@ class NriGpu:
 
     def wait_logged(self, text: str, timeout_s: float = READY_S) -> str:
         """The first log line since the last start that holds a text: one of before proves nothing."""
+        wait_for(f"the log to say {text!r}", lambda: bool(self.logged(text)), timeout_s, self._explain)
+        return self.logged(text)
 
-        def line() -> str:
-            said = self.launch.log.read_bytes()[self._log_begins :].decode(errors="replace")
-            return next((each for each in said.splitlines() if text in each), "")
-
-        wait_for(f"the log to say {text!r}", lambda: bool(line()), timeout_s, self._explain)
-        return line()
+    def logged(self, text: str) -> str:
+        """That line, or empty where there is none yet."""
+        said = self.launch.log.read_bytes()[self._log_begins :].decode(errors="replace")
+        return next((each for each in said.splitlines() if text in each), "")
 
     def log(self) -> str:
         return self.launch.log.read_text() if self.launch.log.exists() else ""
