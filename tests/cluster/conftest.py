@@ -54,6 +54,20 @@ def two_nodes(two_nodes_running: Cluster) -> Iterator[Cluster]:
     two_nodes_running.clear()
 
 
+@pytest.fixture(scope="module")
+def three_nodes_running(bootable: None) -> Iterator[Cluster]:
+    with Cluster(3) as running:
+        yield running
+
+
+@pytest.fixture
+def three_nodes(three_nodes_running: Cluster) -> Iterator[Cluster]:
+    """A running cluster of three nodes without pods and claims, and without anything of nri-gpu."""
+    yield three_nodes_running
+    DraCluster(three_nodes_running).end()
+    three_nodes_running.clear()
+
+
 @pytest.fixture(scope="session")
 def image(session_cluster: Cluster) -> None:
     session_cluster.import_image()

@@ -224,6 +224,14 @@ class Cluster:
         """Whether it can be started: one of ours was run before."""
         return not name.startswith("nri-gpu") or (self.root / "pid" / f"{name}{self._at}.cmd").exists()
 
+    def forget(self, name: str) -> None:
+        """A daemon that was spawned is one no more."""
+        (self.root / "pid" / f"{name}{self._at}.cmd").unlink(missing_ok=True)
+
+    def pid(self, name: str) -> int:
+        """Of a daemon that runs."""
+        return int((self.root / "pid" / f"{name}{self._at}").read_text())
+
     def log(self, name: str) -> str:
         """Of a daemon."""
         path = self.root / "log" / f"{name}{self._at}.log"
@@ -304,6 +312,11 @@ class Cluster:
     def admin(self) -> Path:
         """The administrator's kubeconfig."""
         return self.root / "pki" / "admin.conf"
+
+    @property
+    def kubelet_credentials(self) -> Path:
+        """The kubeconfig of the node's kubelet."""
+        return self.root / "pki" / f"kubelet{self._at}.conf"
 
     @property
     def reach(self) -> Object:

@@ -112,6 +112,11 @@ def check_slices(cluster: Cluster, kubeconfig: Path, other: str) -> None:
     cluster.kubectl(*create, given=json.dumps(made))
 
 
+def of_node(resource_slice: Object) -> tuple[str, str]:
+    """Return driver and node of a slice."""
+    return resource_slice["spec"]["driver"], resource_slice["spec"].get("nodeName", "")
+
+
 class DraCluster:
     """A cluster whose GPUs are offered by `nri-gpu dra`."""
 
@@ -127,8 +132,8 @@ class DraCluster:
         self.wait_devices("offered", lambda found: bool(found) and not any(each.get("taints") for each in found))
 
     def run_driver(self) -> None:
-        credentials = self.cluster.root / "pki" / "kubelet.conf"
-        self.cluster.spawn(DRA, "dra", "--node-name", "node1", "--kubeconfig", str(credentials), "--log-level", "DEBUG")
+        words = ("--node-name", self.cluster.node, "--kubeconfig", str(self.cluster.kubelet_credentials))
+        self.cluster.spawn(DRA, "dra", *words, "--log-level", "DEBUG")
 
     def run_daemon(self, topology: Path | str = FOUR_GPUS, policy: str = "", *options: str) -> None:
         self.cluster.run_daemon(topology, policy, "--no-kubelet", "--dra", *options)
@@ -137,8 +142,9 @@ class DraCluster:
         return driver_kubeconfig(self.cluster)
 
     def offered(self) -> list[Object]:
-        """The devices of all our slices, in the scheduler's order."""
-        found = [each for each in self.cluster.get("resourceslices") if each["spec"]["driver"] == CLASS]
+        """The devices of all our slices of the node, in the scheduler's order."""
+        ours = (CLASS, self.cluster.node)
+        found = [each for each in self.cluster.get("resourceslices") if of_node(each) == ours]
         slices = sorted(found, key=lambda each: str(each["metadata"]["name"]))
         return [device for each in slices for device in each["spec"].get("devices", [])]
 
@@ -172,9 +178,11 @@ class DraCluster:
 
     def end(self) -> None:
         """No pod, no claim, no driver. What prepared them must run until they are gone."""
-        for name in ("containerd", "kubelet", DAEMON, DRA):
-            if self.cluster.known(name):
-                self.cluster.start(name)
+        for node in self.cluster.each():
+            for name in ("containerd", "kubelet", DAEMON, DRA):
+                if node.known(name):
+                    node.start(name)
         others = f"--field-selector=metadata.namespace!={NAMESPACE}"  # than the chart's pods
         self.delete("jobs,pods,resourceclaims,resourceclaimtemplates", "--all-namespaces", others, "--timeout=60s")
-        self.cluster.stop(DRA)
+        for node in self.cluster.each():
+            node.stop(DRA)

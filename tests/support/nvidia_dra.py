@@ -13,7 +13,7 @@ from msgspec.structs import replace
 from nri_gpu.inventory.topology_file import load_topology
 from tests import ground
 from tests.support.cluster import NVIDIA, Cluster, Object, wait_for
-from tests.support.cluster_claims import devices
+from tests.support.cluster_claims import devices, of_node
 from tests.support.driver_root import make_driver_root
 from tests.support.nvml import FakeFacts, build_fake_nvml, gpus_of
 
@@ -46,7 +46,7 @@ class NvidiaDra:
             os.mknod(root / "dev" / name, stat.S_IFCHR | 0o666, os.makedev(NVIDIA, minor))
         options = {
             "kubeconfig": cluster.admin,
-            "node-name": "node1",
+            "node-name": cluster.node,
             "image-name": "none",
             "cdi-root": cluster.cdi,
             "nvidia-driver-root": root,
@@ -71,10 +71,11 @@ class NvidiaDra:
 
     def offered(self) -> set[str]:
         """The names of its devices."""
-        slices = [each for each in self._cluster.get("resourceslices") if each["spec"]["driver"] == DRIVER]
+        theirs = (DRIVER, self._cluster.node)
+        slices = [each for each in self._cluster.get("resourceslices") if of_node(each) == theirs]
         return {device["name"] for each in slices for device in each["spec"].get("devices", [])}
 
     def stop(self) -> None:
         self._cluster.stop(_DAEMON)
-        (self._cluster.root / "pid" / f"{_DAEMON}.cmd").unlink(missing_ok=True)
+        self._cluster.forget(_DAEMON)
         self._cluster.kubectl("delete", "deviceclass", DRIVER, "--ignore-not-found")
