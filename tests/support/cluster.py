@@ -34,7 +34,7 @@ from tests.support.daemon import FOUR_GPUS
 from tests.support.device_filter import open_minors
 from tests.support.errors import HarnessError
 from tests.support.helm import documents
-from tests.support.own_image import own_image
+from tests.support.own_image import earlier_image, own_image
 
 FOLDER: Final = "NRI_GPU_CLUSTER"
 PROGRAMS: Final = {"KUBE_BIN": "kubernetes", "CONTAINERD_BIN": "containerd", "ETCD_BIN": "etcd"}  # sets of tests/ground
@@ -328,11 +328,13 @@ class Cluster:
         spec = {"hostNetwork": True, "containers": [{"name": "dra", "env": environment}]}
         return {"spec": {"template": {"spec": spec}}}
 
-    def import_image(self) -> None:
-        """The checkout's own, on every node."""
+    def import_image(self, earlier: str = "") -> None:
+        """The checkout's own, on every node. earlier: a commit whose program is there, too, by the tag of that name."""
         for node in self.each():
             node.verb("ctr", "images", "import", str(own_image()))
             node.verb("ctr", "images", "tag", "--force", image.NAME, f"{IMAGE}:{TAG}")
+            if earlier:
+                node.verb("ctr", "images", "import", str(earlier_image(earlier, f"{IMAGE}:{earlier}")))
 
     def install(self, patch: Object | None = None, **changed: Any) -> None:  # noqa: ANN401 - the chart's values
         """The chart's manifests, as `kubectl apply` puts them there, until its pods are ready.

@@ -75,7 +75,14 @@ class NvidiaDra:
         slices = [each for each in self._cluster.get("resourceslices") if of_node(each) == theirs]
         return {device["name"] for each in slices for device in each["spec"].get("devices", [])}
 
-    def stop(self) -> None:
+    def leave(self) -> None:
+        """Stop it on this node, whose GPUs it offers no more. Its pods there must be gone."""
         self._cluster.stop(_DAEMON)
         self._cluster.forget(_DAEMON)
+        selector = f"--field-selector=spec.driver={DRIVER},spec.nodeName={self._cluster.node}"
+        self._cluster.kubectl("delete", "resourceslices", selector)
+
+    def stop(self) -> None:
+        """The same, and no node has it any more."""
+        self.leave()
         self._cluster.kubectl("delete", "deviceclass", DRIVER, "--ignore-not-found")
