@@ -76,8 +76,7 @@ def test_with_both_dead_half_of_the_time_nothing_required_is_created_unserved(
     """The runtime's own validator is on, and each pod that asks requires nri-gpu; the other pods wait for nobody."""
     with chaos_run(runtime, tmp_path, SEED, required=True) as run:
         run.create_while(4 * CREATES, lambda _: run.starve())  # most are refused at once
-        for _ in range(AIMS):
-            run.aim()
+        run.aim(AIMS)
         run.settle()
         run.end_pods()
         run.settle()

@@ -369,14 +369,17 @@ class ChaosRun:
         self.guard.wait_ready()
         self.served_since = time.monotonic()
 
-    def aim(self) -> None:
-        """Kill the daemon in the middle of a marked creation while nobody else acts.
+    def aim(self, times: int) -> None:
+        """Kill the daemon so often in the middle of a marked creation while nobody else acts.
 
-        Either before it has read that request, or at any moment of the creation. In every other one the guard is dead,
-        so that nobody looks at the start.
+        In half of them before it has read that request, else at any moment of the creation. In half of either the guard
+        is dead, so that nobody looks at the start.
         """
+        for number in range(times):
+            self._kill_within(alone=number % 2 == 0, unread=number % 4 < 2)
+
+    def _kill_within(self, *, alone: bool, unread: bool) -> None:
         [slot] = self._pod(PODS, ["count=1; mode=shared"])
-        alone, unread = self.dice.random() < 0.5, self.dice.random() < 0.5
         if alone:
             self.guard.kill()
         with ThreadPoolExecutor(1) as aside:
