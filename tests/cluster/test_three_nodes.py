@@ -70,6 +70,7 @@ def test_a_node_dies_with_claims_alive_and_comes_back(three_nodes: Cluster) -> N
     assert second.minors(rest) == frozenset(range(8)) - had[1]
 
 
+@pytest.mark.short
 def test_a_node_comes_back_with_other_gpus(three_nodes: Cluster) -> None:
     """Three in the place of four: a claim is for places, so its pod runs on what is there now, or waits and says so."""
     first, second, _ = three_nodes.each()
