@@ -14,13 +14,13 @@ from typing import Final
 import pytest
 
 from tests.conformance.conftest import launch_on
-from tests.conformance.test_timing import unread_bytes
 from tests.support import packages
 from tests.support.containerd import Containerd
 from tests.support.cri import ContainerId, CriError
 from tests.support.daemon import Launch, NriGpu, staged
 from tests.support.guard import NriGuard
 from tests.support.pods import ContainerSpec, PodSpec
+from tests.support.unread import unread_bytes
 from tests.support.waiting import wait_for
 
 pytestmark = pytest.mark.containerd(packages.Version.V2_3, packages.Version.V2_4)
