@@ -1,4 +1,4 @@
-"""What became of a pod that asked for a GPU, by its status and events; and whether observers are ready.
+"""The end of a pod that asked for a GPU, by its status and events; and whether observers are ready.
 
 All of that is the API server's, and in part a container's: only the fields that are needed are read.
 """
@@ -23,14 +23,14 @@ _UNIT: Final = re.compile(r"(GPU|MIG)-\S+")
 
 
 class Waiting(Struct, frozen=True):
-    """Why a container does not run yet."""
+    """The reason why a container does not run yet."""
 
     reason: str = ""
     message: str = ""
 
 
 class Terminated(Struct, frozen=True, rename="camel"):
-    """How a container ended. message: what it wrote itself, or why it did not start."""
+    """A container's end. message: what it wrote itself, or why it did not start."""
 
     exit_code: int = 0
     reason: str = ""
@@ -93,7 +93,7 @@ class TrialEvent(Struct, frozen=True):
 
 
 class TrialOutcome(Struct, frozen=True):
-    """What became of an attempt. final: waiting changes nothing."""
+    """The end of an attempt, as far as it is seen. final: waiting changes nothing."""
 
     good: bool
     final: bool
