@@ -34,6 +34,8 @@ from typing import Final
 
 from msgspec import Struct
 
+from nri_gpu.enable.features import INSTALLED_AS, UNIT_PROGRAM
+
 ROOT: Final = Path(__file__).parents[1]
 LOCK: Final = ROOT / "deploy" / "locks" / "runtime.txt"
 PYTHONS: Final = ("3.11", "3.12", "3.13", "3.14")
@@ -41,10 +43,7 @@ PYTHONS: Final = ("3.11", "3.12", "3.13", "3.14")
 PLATFORMS: Final = ("manylinux_2_28", "manylinux_2_17", "manylinux2014")
 BUNDLE: Final = "usr/lib/nri-gpu/bundle"
 SYSTEM_PYTHON: Final = "/usr/bin/python3"
-# Where the units of this tree, made for a virtual environment, have the program; and where packages have it.
-VENV_PROGRAM, PROGRAM = "/opt/nri-gpu/bin/nri-gpu", "/usr/bin/nri-gpu"
-# A mount unit is named after its folder where it is installed.
-INSTALLED_AS: Final = {"nri-gpu-mps-clients.mount": r"run-nri\x2dgpu-mps-clients.mount"}
+PROGRAM: Final = "/usr/bin/nri-gpu"  # where packages have it
 UNITS: Final = "usr/lib/systemd/system"
 SHARED: Final = "usr/share/nri-gpu"
 COMMON, DAEMON, OBSERVER = PACKAGES = ("nri-gpu-common", "nri-gpu", "nri-gpu-observe")
@@ -176,9 +175,9 @@ def _install_units(folder: Path) -> None:
     folder.mkdir(parents=True)
     units = [path for path in (ROOT / "systemd").iterdir() if path.suffix in {".service", ".path", ".mount"}]
     for unit in units:
-        (folder / INSTALLED_AS.get(unit.name, unit.name)).write_text(unit.read_text().replace(VENV_PROGRAM, PROGRAM))
+        (folder / INSTALLED_AS.get(unit.name, unit.name)).write_text(unit.read_text().replace(UNIT_PROGRAM, PROGRAM))
     if not any(f"={PROGRAM} run" in unit.read_text() for unit in folder.iterdir()):
-        raise BundleError(f"no unit starts {VENV_PROGRAM} run, so none was made to start {PROGRAM}")
+        raise BundleError(f"no unit starts {UNIT_PROGRAM} run, so none was made to start {PROGRAM}")
 
 
 def split(tree: Path, parts: Path) -> None:

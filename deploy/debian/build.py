@@ -100,6 +100,9 @@ def _document(part: Path, epoch: int) -> None:
         (folder / "README.md").write_bytes((bundle.ROOT / "README.md").read_bytes())
         _write_gzip(folder / "changelog.gz", (bundle.ROOT / "CHANGELOG.md").read_text())
         sbom.write(folder)
+    completions = part / "usr/share/zsh/site-functions"
+    if completions.exists():  # Debian's zsh looks there for what packages bring
+        completions.rename(completions.with_name("vendor-completions"))
     for manual in (part / "usr/share/man").rglob("*.1"):
         _write_gzip(manual.with_name(f"{manual.name}.gz"), manual.read_text())
         manual.unlink()

@@ -82,6 +82,12 @@ WINDOW: Final = (
     _value("--until", "WHEN", "likewise (default: now)"),
 )
 
+FEATURE: Final = _option(
+    "feature",
+    help="cdi, dra, prepare: a unit; metrics, kubelet, stray, mps: a drop-in of nri-gpu.service",
+    choices=("metrics", "kubelet", "stray", "mps", "cdi", "dra", "prepare"),
+)
+
 HOST_ROOT: Final = _value("--driver-host-root", "DIR", "the host's path of --driver-root, if that is a mount in a pod")
 METRICS: Final = (
     _value("--metrics", "ADDRESS", "serve metrics for Prometheus at this address or socket"),
@@ -498,6 +504,36 @@ VERBS: Final = (
             OUTPUT,
         ),
     ),
+    Verb(
+        "enable",
+        "nri_gpu.cli.enable_command",
+        "install and enable the unit or drop-in of a feature, from this installation",
+        "A package's units are enabled by name, drop-ins linked; a checkout's are copied to start its own program.\n"
+        "The policy stays as it is: what it lacks is printed. systemd is reloaded only with --now, and not while\n"
+        "containers would lose GPUs by it. Needs root. Exits 1 when something is in the way, 69 when this node cannot\n"
+        "have the feature. Example:\n"
+        "  nri-gpu enable cdi --now",
+        (
+            FEATURE,
+            _switch("--dry-run", "print what would be done, and change nothing"),
+            _switch("--replace", "move a file that is in the way aside, to NAME.old"),
+            _switch("--now", "reload systemd, and start the unit"),
+            POLICY,
+        ),
+    ),
+    Verb(
+        "disable",
+        "nri_gpu.cli.disable_command",
+        "remove what `enable` installed for a feature, and nothing else",
+        "A file that `enable` did not make, or that was changed since, stays and is named. Needs root. Example:\n"
+        "  nri-gpu disable cdi --now",
+        (
+            FEATURE,
+            _switch("--dry-run", "print what would be done, and change nothing"),
+            _switch("--now", "stop the unit, and reload systemd"),
+            POLICY,
+        ),
+    ),
 )
 
 
@@ -524,7 +560,7 @@ GROUPS: Final[Mapping[str, tuple[str, ...]]] = {
         "uncordon",
         "repaired",
     ),
-    "setting up": ("prepare", "driver", "check", "replay", "cdi", "try"),
+    "setting up": ("prepare", "enable", "disable", "driver", "check", "replay", "cdi", "try"),
     "services": ("run", "guard", "dra", "observe"),
 }
 HELP: Final = ("help", "-h", "--help")

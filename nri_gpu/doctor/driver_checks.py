@@ -25,7 +25,7 @@ from nri_gpu.domain.node import DriverFiles
 from nri_gpu.domain.text import counted, listed
 from nri_gpu.driver.driver_scan import FoundDriver, scan
 from nri_gpu.driver.manifest import read_manifest
-from nri_gpu.host.actions import FixNode, LoadModule, MakeLink, make_plan
+from nri_gpu.host.actions import FixNode, HostPlan, LoadModule, MakeLink, make_plan
 from nri_gpu.host.facts import KernelModule, is_loaded, look
 from nri_gpu.host.kernel_view import DRIVER, HostFolders, PciGpu, gpus_on_the_bus, nvswitches
 from nri_gpu.host.modules import PROC, majors_by_name, module_version, module_versions
@@ -244,7 +244,7 @@ def lacking(driver: FoundDriver | DriverFiles, policy: Policy) -> Iterator[Findi
 
 def _nodes(seen: Examined) -> Iterator[Finding]:
     """Report what `nri-gpu prepare` would do about nodes and links."""
-    facts = look(HostFolders(proc=seen.at("/proc"), sys=seen.at("/sys"), dev=seen.at("/dev"), host=seen.root))
+    facts = look(_folders(seen))
     if not facts.devices:
         return
     plan = make_plan(facts)
@@ -272,6 +272,19 @@ def _nodes(seen: Examined) -> Iterator[Finding]:
         majors = majors_by_name(text_of(seen.at("/proc/devices")) or "")
         shown = (f"{name} {','.join(map(str, sorted(majors[name])))}" for name in _OURS if name in majors)
         yield ok("device nodes", f"all are there, with the majors of /proc/devices: {', '.join(shown)}")
+    yield from _links(plan)
+
+
+def link_findings(seen: Examined) -> Iterator[Finding]:
+    """Report missing links, without which a reload of systemd can take GPUs from containers."""
+    yield from _links(make_plan(look(_folders(seen))))
+
+
+def _folders(seen: Examined) -> HostFolders:
+    return HostFolders(proc=seen.at("/proc"), sys=seen.at("/sys"), dev=seen.at("/dev"), host=seen.root)
+
+
+def _links(plan: HostPlan) -> Iterator[Finding]:
     links = [each for each in plan.actions if isinstance(each, MakeLink)]
     if links:
         yield warning(

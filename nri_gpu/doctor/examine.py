@@ -23,6 +23,7 @@ from nri_gpu.doctor.observer_checks import observed_alone, observer_findings
 from nri_gpu.doctor.programs import ON_THE_HOST
 from nri_gpu.doctor.runtime_checks import runtime_findings
 from nri_gpu.doctor.runtimes import ContainerRuntime
+from nri_gpu.doctor.unit_checks import unit_findings
 from nri_gpu.domain.errors import fault_of
 from nri_gpu.domain.finding import Finding, Level, unseen
 from nri_gpu.domain.text import counted
@@ -81,7 +82,7 @@ PARTS: Final[tuple[tuple[str, Part], ...]] = (
     ),
     ("observer", lambda seen, _: observer_findings(seen)),
     ("CDI", lambda seen, _: cdi_findings(seen)),
-    ("nri-gpu's files", lambda seen, _: files_findings(seen)),
+    ("nri-gpu's files", lambda seen, _: chain(files_findings(seen), unit_findings(seen))),
     ("other components", lambda seen, runtime: chain(other_findings(seen, runtime), external_findings(seen))),
     ("kubelet", kubelet_findings),
 )

@@ -7,7 +7,6 @@ from typing import Final
 
 import pytest
 
-from deploy.bundle import INSTALLED_AS
 from nri_gpu.cdi.spec_file import STANDARD, SUFFIXES
 from nri_gpu.cli.cdi_command import DEFAULT_STAGE
 from nri_gpu.cli.main import VERBS
@@ -18,6 +17,7 @@ from nri_gpu.domain.mps import DEFAULT_MPS_DIR
 from nri_gpu.domain.names import DEFAULT_OBSERVE, DEFAULT_STATE
 from nri_gpu.driver.search import CUDA, SONAMES
 from nri_gpu.driver.table import MACHINES
+from nri_gpu.enable.features import INSTALLED_AS
 from nri_gpu.host.kernel_view import NODE_FOLDERS
 from nri_gpu.injection.device_nodes import MODESET, NVIDIACTL, UVM
 from nri_gpu.plugin import guard_process

@@ -1,0 +1,103 @@
+"""The steps of a plan, done: all of them, or none."""
+
+from __future__ import annotations
+
+import subprocess
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import ExitStack, suppress
+from pathlib import Path
+from typing import Final
+
+from nri_gpu.domain.errors import CommandError, Exit, fault_of
+from nri_gpu.enable.unit_plan import ChangeFile, DisableUnits, EnableUnits, MoveAside, Step, UnitFile
+from nri_gpu.system.storage import below, draft_of, write_whole
+
+_MODE: Final = 0o644
+_SYSTEMCTL_S: Final = 60.0
+
+
+def read_files(root: Path, folders: Iterable[str]) -> Mapping[str, UnitFile]:
+    """Return the files and links of folders, by their paths; what is neither is empty. Raises: CommandError."""
+    try:
+        return {f"{folder}/{path.name}": _read(path) for folder in folders for path in _listed(below(root, folder))}
+    except OSError as error:
+        raise CommandError(Exit.of(error), f"{fault_of(error)}: nothing was changed") from None
+
+
+def _listed(folder: Path) -> Iterator[Path]:
+    with suppress(FileNotFoundError):
+        yield from (path for path in folder.iterdir() if path.is_symlink() or not path.is_dir())
+
+
+def _read(path: Path) -> UnitFile:
+    if path.is_symlink():
+        return UnitFile(target=str(path.readlink()))
+    return UnitFile(path.read_text(encoding="utf-8", errors="replace") if path.is_file() else "")
+
+
+def do(steps: Iterable[Step], root: Path) -> None:
+    """Do the steps in order. One that fails takes back those before it. Raises: CommandError."""
+    with ExitStack() as undo:
+        for step in steps:
+            try:
+                undo.callback(_do(step, root))
+            except OSError as error:
+                raise CommandError(Exit.of(error), f"{step}: {fault_of(error)}: nothing was changed") from None
+        undo.pop_all()
+
+
+def systemctl(root: Path, *words: str) -> str:
+    """Return what systemctl prints. Without a manager for another root than /. Raises: CommandError, if it fails."""
+    command = ["systemctl", *([f"--root={root}"] if root != Path("/") else []), *words]
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=_SYSTEMCTL_S)
+    except (OSError, subprocess.TimeoutExpired) as error:
+        raise CommandError(Exit.UNAVAILABLE, f"{' '.join(command)}: {error}") from None
+    if done.returncode:
+        raise CommandError(Exit.UNAVAILABLE, f"{' '.join(command)}: {' '.join(done.stderr.split())}")
+    return done.stdout
+
+
+def _do(step: Step, root: Path) -> Callable[[], None]:
+    """Do a step. Return what takes it back. Raises: OSError, CommandError."""
+    match step:
+        case ChangeFile(path, before, after):
+            _put(below(root, path), after)
+            return lambda: _put(below(root, path), before)
+        case MoveAside(path, kept):
+            _move(below(root, path), below(root, kept))
+            return lambda: _move(below(root, kept), below(root, path))
+        case EnableUnits(units):
+            # --no-reload: a reload is a step of its own, since containers may lose devices by it.
+            systemctl(root, "--no-reload", step.verb, *units)
+            return lambda: _quietly(root, "--no-reload", "disable", *units)
+        case DisableUnits(units):
+            systemctl(root, "--no-reload", "disable", *units)
+            return lambda: _quietly(root, "--no-reload", "enable", *units)
+
+
+def _put(path: Path, file: UnitFile | None) -> None:
+    """Make a path that file, or nothing."""
+    if file is None:
+        path.unlink(missing_ok=True)
+        if path.parent.name.endswith(".d"):
+            with suppress(OSError):
+                path.parent.rmdir()  # only where nothing else is in it
+        return
+    path.parent.mkdir(mode=0o755, exist_ok=True)
+    if not file.target:
+        write_whole(path, file.text.encode(), _MODE)
+        return
+    draft = draft_of(path)
+    draft.unlink(missing_ok=True)
+    draft.symlink_to(file.target)
+    draft.replace(path)
+
+
+def _move(path: Path, to: Path) -> None:
+    path.rename(to)
+
+
+def _quietly(root: Path, *words: str) -> None:
+    with suppress(CommandError):
+        systemctl(root, *words)
