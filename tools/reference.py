@@ -68,7 +68,7 @@ def _verb(verb: Verb) -> Iterator[str]:
 def _spelled(argument: Argument) -> str:
     value = "" if argument.takes is Takes.NOTHING else " ".join(argument.words) or argument.name
     if not argument.flags:
-        return f"`{argument.words[0] if argument.words else argument.name}`"
+        return f"`{' '.join(argument.words) or argument.name}`"
     return ", ".join(f"`{flag}`" for flag in argument.flags) + (f" `{value}`" if value else "")
 
 

@@ -216,7 +216,7 @@ def _fish_part(argument: Argument) -> str:
     value = {
         Takes.NOTHING: "",
         Takes.TEXT: "-x",
-        Takes.WORD: f"-x -a {_fish(' '.join(argument.words))}" if argument.flags else f"-a {' '.join(argument.words)}",
+        Takes.WORD: f"{'-x ' * bool(argument.flags)}-a {_fish(' '.join(argument.words))}",
         Takes.FILE: "-r -F" if argument.flags else "-F",
         Takes.FOLDER: "-x -a '(__fish_complete_directories)'",
     }[argument.takes]
@@ -260,7 +260,7 @@ def _of_verb(verb: Verb) -> Iterator[str]:
     yield from (".SH SYNOPSIS", f".B nri\\-gpu {_roff(verb.name)}", "[options]")
     for each in arguments:
         if not each.flags:
-            yield f".I {_roff(each.words[0] if each.words else each.name)}{' ...' if each.many else ''}"
+            yield f".I {_roff('|'.join(each.words) or each.name)}{' ...' if each.many else ''}"
     yield ".SH DESCRIPTION"
     for line in verb.teach.splitlines():
         example = line.startswith("  ")

@@ -8,7 +8,7 @@ from typing import Final
 
 from nri_gpu.doctor.examined import Examined
 from nri_gpu.doctor.programs import UNIT_FOLDERS, is_enabled
-from nri_gpu.domain.finding import Finding, error, ok, warning
+from nri_gpu.domain.finding import Finding, error, warning
 from nri_gpu.system.storage import is_there, text_of
 
 _SUBJECT: Final = "units"
@@ -20,12 +20,12 @@ _STARTS: Final = re.compile(r"""^[ \t]*ExecStart[ \t]*=[ \t]*[-@:+!|]*("[^"\n]*"
 
 
 def unit_findings(seen: Examined) -> Iterator[Finding]:
-    """Check the units of ours in /etc. A unit that is masked is the administrator's choice."""
-    found = [each for unit in _units(seen) for each in (*_hidden(seen, unit), *_absent(seen, unit))]
-    drop_ins = [each for unit in _OURS for each in _dangling(seen, unit)]
-    yield from found or drop_ins or [ok(_SUBJECT, "none in /etc hides a package's or starts a program that is missing")]
-    if found:
-        yield from drop_ins
+    """Report units of ours in /etc that are at fault. A unit that is masked is the administrator's choice."""
+    for unit in _units(seen):
+        yield from _hidden(seen, unit)
+        yield from _absent(seen, unit)
+    for pattern in _OURS:
+        yield from _dangling(seen, pattern)
 
 
 def _units(seen: Examined) -> Iterator[str]:

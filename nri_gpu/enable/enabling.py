@@ -23,7 +23,7 @@ HOST: Final = Path("/")
 
 
 class EnableOptions(Struct, frozen=True):
-    """How to do it. now: reload systemd, and start or stop the units."""
+    """Options of both verbs. now: reload systemd, and start or stop the units."""
 
     replace: bool = False
     dry_run: bool = False
@@ -31,9 +31,9 @@ class EnableOptions(Struct, frozen=True):
 
 
 class Enabled(Struct, frozen=True):
-    """What was done, or with a dry run is to be done. services: that a drop-in changes with their next start.
+    """The plan that was done, or with a dry run is to be done.
 
-    due: systemd has not read it yet. units: that were enabled or disabled.
+    services: that a drop-in changes with their next start. due: systemd has not read the files yet.
     """
 
     plan: EnablePlan

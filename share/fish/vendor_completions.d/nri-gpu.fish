@@ -162,7 +162,7 @@ complete -c nri-gpu -n '__fish_seen_subcommand_from doctor' -l root -x -a '(__fi
 complete -c nri-gpu -n '__fish_seen_subcommand_from doctor' -l bundle -r -F -d 'also write a bundle for a bug report, without secrets'
 complete -c nri-gpu -n '__fish_seen_subcommand_from doctor' -s o -l output -x -a 'text json' -d 'json: for programs; fields are added, never changed'
 complete -c nri-gpu -n '__fish_seen_subcommand_from doctor' -s h -l help -d 'show this help and exit'
-complete -c nri-gpu -n '__fish_seen_subcommand_from cdi' -a generate
+complete -c nri-gpu -n '__fish_seen_subcommand_from cdi' -a 'generate'
 complete -c nri-gpu -n '__fish_seen_subcommand_from cdi' -l policy -r -F -d 'policy file (default /etc/nri-gpu/policy.toml)'
 complete -c nri-gpu -n '__fish_seen_subcommand_from cdi' -l gpus -r -F -d 'simulate the node in this topology file instead of asking NVML'
 complete -c nri-gpu -n '__fish_seen_subcommand_from cdi' -l driver-root -x -a '(__fish_complete_directories)' -d 'root folder of the host\'s NVIDIA driver (default /)'
@@ -207,13 +207,13 @@ complete -c nri-gpu -n '__fish_seen_subcommand_from prepare' -l graphics -d 'als
 complete -c nri-gpu -n '__fish_seen_subcommand_from prepare' -l driver-root -x -a '(__fish_complete_directories)' -d 'root folder of the host\'s NVIDIA driver (default /)'
 complete -c nri-gpu -n '__fish_seen_subcommand_from prepare' -s o -l output -x -a 'text json' -d 'json: for programs; fields are added, never changed'
 complete -c nri-gpu -n '__fish_seen_subcommand_from prepare' -s h -l help -d 'show this help and exit'
-complete -c nri-gpu -n '__fish_seen_subcommand_from enable' -a metrics kubelet stray mps cdi dra prepare
+complete -c nri-gpu -n '__fish_seen_subcommand_from enable' -a 'metrics kubelet stray mps cdi dra prepare'
 complete -c nri-gpu -n '__fish_seen_subcommand_from enable' -l dry-run -d 'print what would be done, and change nothing'
 complete -c nri-gpu -n '__fish_seen_subcommand_from enable' -l replace -d 'move a file that is in the way aside, to NAME.old'
 complete -c nri-gpu -n '__fish_seen_subcommand_from enable' -l now -d 'reload systemd, and start the unit'
 complete -c nri-gpu -n '__fish_seen_subcommand_from enable' -l policy -r -F -d 'policy file (default /etc/nri-gpu/policy.toml)'
 complete -c nri-gpu -n '__fish_seen_subcommand_from enable' -s h -l help -d 'show this help and exit'
-complete -c nri-gpu -n '__fish_seen_subcommand_from disable' -a metrics kubelet stray mps cdi dra prepare
+complete -c nri-gpu -n '__fish_seen_subcommand_from disable' -a 'metrics kubelet stray mps cdi dra prepare'
 complete -c nri-gpu -n '__fish_seen_subcommand_from disable' -l dry-run -d 'print what would be done, and change nothing'
 complete -c nri-gpu -n '__fish_seen_subcommand_from disable' -l now -d 'stop the unit, and reload systemd'
 complete -c nri-gpu -n '__fish_seen_subcommand_from disable' -l policy -r -F -d 'policy file (default /etc/nri-gpu/policy.toml)'

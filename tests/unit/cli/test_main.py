@@ -48,7 +48,7 @@ def test_help_has_every_verb_in_its_group_with_an_example(
 ) -> None:
     names = (
         "run guard dra observe gpus status history usage repaired cordon uncordon verify blockers driver check doctor "
-        "cdi explain replay try prepare"
+        "cdi explain replay try prepare enable disable"
     )
     assert names.split() == VERBS
     assert sorted(name for group in cli.GROUPS.values() for name in group) == sorted(VERBS)

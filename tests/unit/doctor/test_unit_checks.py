@@ -34,19 +34,19 @@ def test_a_checkouts_unit_whose_program_is_there(node: DoctorNode, path: str) ->
     node.write(f"etc/systemd/system/{CDI}", TEXT.replace("/opt/nri-gpu/bin/nri-gpu", quoted))
     assert [each.level for each in found(node)] == [Level.ERROR]
     node.write(path.lstrip("/"), "")
-    assert [each.level for each in found(node)] == [Level.OK]
+    assert found(node) == []
 
 
 def test_a_drop_in_starts_another_program(node: DoctorNode) -> None:
     node.write(f"etc/systemd/system/{CDI}", TEXT)
     node.write(f"etc/systemd/system/{CDI}.d/own.conf", "[Service]\nExecStart=\nExecStart=/usr/bin/nri-gpu\n")
-    assert [each.level for each in found(node)] == [Level.OK]
+    assert found(node) == []
 
 
 def test_a_masked_unit_is_the_administrators_choice(node: DoctorNode) -> None:
     node.write(f"usr/lib/systemd/system/{CDI}", TEXT)
     (node.root / "etc/systemd/system" / CDI).symlink_to("/dev/null")
-    assert [each.level for each in found(node)] == [Level.OK]
+    assert found(node) == []
 
 
 def test_a_drop_in_that_leads_nowhere(node: DoctorNode) -> None:
@@ -57,4 +57,4 @@ def test_a_drop_in_that_leads_nowhere(node: DoctorNode) -> None:
     (finding,) = found(node)
     assert (finding.level, finding.fix) == (Level.ERROR, (f"rm '/{link.relative_to(node.root)}'",))
     node.write("usr/share/nri-gpu/systemd/nri-gpu.service.d/mps.conf", "")
-    assert [each.level for each in found(node)] == [Level.OK]
+    assert found(node) == []
