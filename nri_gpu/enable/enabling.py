@@ -67,8 +67,8 @@ def disable(name: str, options: EnableOptions, root: Path = HOST) -> Enabled:
     paths += [f"{ETC_UNITS}/{service}.d/{feature.drop_in}" for service in services]
     there = read_files(root, {path.rpartition("/")[0] for path in paths})
     plan = plan_disable(paths, there, feature.units, _enabled(feature, root))
-    changed = tuple(service for service in services if any(f"/{service}.d/" in f"{step}" for step in plan.steps))
-    return _carry_out(plan, feature, changed, options, root, stop=True)
+    having = tuple(service for service in services if f"{ETC_UNITS}/{service}.d/{feature.drop_in}" in there)
+    return _carry_out(plan, feature, having or services, options, root, stop=True)
 
 
 def _carry_out(
@@ -87,7 +87,7 @@ def _carry_out(
     if options.now and stop and plan.steps and feature.units:
         systemctl(root, "stop", *feature.units)
     do(plan.steps, root)
-    due = bool(plan.steps) or _needs_reload((*services, *feature.units), root)
+    due = bool(plan.steps) or _needs_reload(feature, services, root, gone=stop)
     if options.now and due:
         systemctl(root, "daemon-reload")
         due = False
@@ -96,11 +96,19 @@ def _carry_out(
     return Enabled(plan, services, due)
 
 
-def _needs_reload(units: Iterable[str], root: Path) -> bool:
-    """Return whether systemd has read older files of these units. Only the manager of / knows."""
+def _needs_reload(feature: Feature, services: Iterable[str], root: Path, *, gone: bool) -> bool:
+    """Return whether systemd has read older files than these. Only the manager of / knows.
+
+    Of drop-ins it is asked what it has read, since before release 253 NeedDaemonReload leaves out folders that are new.
+    """
     if root != HOST:
         return False
-    return "yes" in systemctl(root, "show", "--value", "--property=NeedDaemonReload", *units).split()
+    for service in services:
+        read = systemctl(root, "show", "--value", "--property=DropInPaths", service).split()
+        if (f"{ETC_UNITS}/{service}.d/{feature.drop_in}" in read) is gone:
+            return True
+    units = feature.units
+    return bool(units) and "yes" in systemctl(root, "show", "--value", "--property=NeedDaemonReload", *units).split()
 
 
 def _enabled(feature: Feature, root: Path) -> frozenset[str]:

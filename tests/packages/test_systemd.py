@@ -210,19 +210,23 @@ def test_the_other_units_start_and_go_too(machine: Machine) -> None:
     }.items():
         root.run("mkdir", "-p", f"/etc/{Path(name).parent}")
         (root.path / "etc" / name).write_text(text)
-    root.run("cp", "-r", "/usr/share/nri-gpu/systemd/nri-gpu.service.d", "/etc/systemd/system/")
+    root.run("touch", "/usr/lib/systemd/system/kubelet.service")  # installed, and never run
+    for name in ("metrics", "kubelet", "stray", "mps"):
+        assert root.run("nri-gpu", "enable", name).startswith("link /etc/systemd/system/nri-gpu.service.d/")
+    assert "due: systemd has not read this yet" in root.run("nri-gpu", "enable", "mps")
     root.run("systemctl", "daemon-reload")
+    assert root.run("nri-gpu", "enable", "mps") == "nothing to do: mps is enabled\n"
 
     root.run("systemctl", "restart", "nri-gpu")
     assert machine.property(CLIENTS, "ActiveState") == "active"
     wait_for("the kubelet's CDI device", lambda: "nri-gpu-required" in root.run("ls", "/run/cdi"), SERVES_S)
-    root.run("systemctl", "enable", "--now", "nri-gpu-dra")
-    assert "gpu.nri.io" in root.run("ls", "/var/lib/kubelet/plugins_registry")
-    root.run("systemctl", "enable", "--now", "nri-gpu-prepare", "nri-gpu-cdi.service", "nri-gpu-cdi.path")
-    assert PREPARED in root.run("journalctl", "--unit", "nri-gpu-prepare")
+    _enable_the_units(machine)
+    registry = "/var/lib/kubelet/plugins_registry"
+    wait_for("the driver", lambda: "gpu.nri.io" in root.try_run("ls", registry).stdout, SERVES_S)
+    wait_for("prepare", lambda: PREPARED in root.run("journalctl", "--unit", "nri-gpu-prepare"), SERVES_S)
     root.run("systemctl", "reload", "nri-gpu")
     wait_for("the reload", lambda: "policy reloaded" in root.run("journalctl", "--unit", "nri-gpu"), SERVES_S)
-    root.run("rm", CDI)
+    wait_for("the first specification", lambda: root.try_run("rm", CDI).returncode == 0, SERVES_S)
     root.run("touch", "/etc/nri-gpu/policy.toml")
     wait_for("the specification", lambda: root.try_run("test", "-s", CDI).returncode == 0, SERVES_S)
     # Its names are another file's too, and then its own again. A path unit misses what happens while its service runs.
@@ -237,3 +241,24 @@ def test_the_other_units_start_and_go_too(machine: Machine) -> None:
     assert "/var/lib/nri-gpu is empty; a file system is mounted on it, so it stays" in said
     assert root.run("systemctl", "list-units", "--all", "--no-legend", "nri-gpu*", CLIENTS) == ""
     assert {path for path in root.files() if "nri-gpu" in path} == {DROP_IN, "/var/lib/nri-gpu"}
+
+
+def _enable_the_units(machine: Machine) -> None:
+    """By `nri-gpu enable`, where one of a checkout hides the package's, as the pages once told to install it."""
+    root, hiding = machine.root, "/etc/systemd/system/nri-gpu-prepare.service"
+    (root.path / hiding[1:]).write_text("[Service]\nExecStart=/opt/nri-gpu/bin/nri-gpu prepare\n")
+    assert f"{hiding} hides the package's" in " ".join(root.try_run("nri-gpu", "doctor").stdout.split())
+    refused = root.try_run("nri-gpu", "enable", "prepare", "--now")
+    assert (refused.returncode, "nothing was changed" in refused.stdout) == (Exit.FINDING, True)
+    root.run("nri-gpu", "enable", "prepare", "--now", "--replace")
+    root.run("test", "-f", f"{hiding}.old")
+    root.run("rm", f"{hiding}.old")
+    for name in ("dra", "cdi"):
+        root.run("nri-gpu", "enable", name, "--now")
+    assert machine.property("nri-gpu-cdi.path", "ActiveState") == "active"
+    root.run("nri-gpu", "disable", "cdi", "--now")
+    assert machine.property("nri-gpu-cdi.path", "ActiveState") == "inactive"
+    assert root.try_run("systemctl", "is-enabled", "nri-gpu-cdi.path").stdout == "disabled\n"
+    assert root.run("nri-gpu", "disable", "cdi") == "nothing to do: cdi is disabled\n"
+    root.run("nri-gpu", "enable", "cdi", "--now")
+    assert machine.property("nri-gpu-prepare.service", "NeedDaemonReload") == "no"
