@@ -18,6 +18,10 @@ from typing import Final
 
 import pytest
 
+from nri_gpu.enable.features import FEATURES, SERVICE
+from nri_gpu.enable.installation import Installation
+from nri_gpu.enable.unit_changes import do
+from nri_gpu.enable.unit_plan import ChangeFile
 from nri_gpu.policy.model import Policy
 from tests.support.daemon import ENVIRONMENT, FOUR_GPUS
 from tests.support.driver_root import make_driver_root
@@ -137,18 +141,17 @@ def test_a_cluster_leaves_no_trace(root: Path, tmp_path: Path) -> None:
 
 def test_a_plain_host_leaves_no_trace(root: Path, tmp_path: Path) -> None:
     before = tree(root)
-    files = [line for page in ("install.md", "guard.md", "host.md", "cdi.md", "dra.md") for line in installing(page)]
-    assert len(files) >= 5
+    files = [line for page in ("install.md", "guard.md") for line in installing(page)]
+    assert len(files) >= 2
     (root / "opt/nri-gpu/bin").mkdir(parents=True)
     shutil.copytree(ROOT / "share", root / "opt/nri-gpu/share", ignore=shutil.ignore_patterns("*.py", "__pycache__"))
     run(files, root)
-    for name in ("mps.conf", "kubelet.conf", "stray.conf", "metrics.conf", "snaps.conf"):
-        target = "/etc/systemd/system/nri-gpu.service.d"
-        run([f"install -D -m 0644 systemd/nri-gpu.service.d/{name} {target}/{name}"], root)
-    guards = "/etc/systemd/system/nri-gpu-guard.service.d/snaps.conf"
-    run([f"install -D -m 0644 systemd/nri-gpu.service.d/snaps.conf {guards}"], root)
-    mount = r"/etc/systemd/system/run-nri\\x2dgpu-mps-clients.mount"  # no quotes: `run` looks for paths after blanks
-    run([f"install -m 0644 systemd/nri-gpu-mps-clients.mount {mount}"], root)
+    for service in ("nri-gpu", "nri-gpu-guard"):
+        target = f"/etc/systemd/system/{service}.service.d/snaps.conf"
+        run([f"install -D -m 0644 systemd/nri-gpu.service.d/snaps.conf {target}"], root)
+    checkout = Installation(Path("/opt/nri-gpu/bin/nri-gpu"), ROOT / "systemd")
+    for feature in FEATURES.values():  # as `nri-gpu enable`, but for what systemctl links
+        do([ChangeFile(path, None, file) for path, file in checkout.wanted(feature, SERVICE, root).items()], root)
     (root / "run/cdi/nri-gpu.json").write_text("{}")
     asyncio.run(live(root, tmp_path))
     assert {"etc/systemd/system/nri-gpu.service.d/kubelet.conf", "etc/nri-gpu/policy.toml"} <= left_by(before, root)

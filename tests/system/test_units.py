@@ -17,7 +17,7 @@ from nri_gpu.domain.mps import DEFAULT_MPS_DIR
 from nri_gpu.domain.names import DEFAULT_OBSERVE, DEFAULT_STATE
 from nri_gpu.driver.search import CUDA, SONAMES
 from nri_gpu.driver.table import MACHINES
-from nri_gpu.enable.features import INSTALLED_AS
+from nri_gpu.enable.features import FEATURES, INSTALLED_AS
 from nri_gpu.host.kernel_view import NODE_FOLDERS
 from nri_gpu.injection.device_nodes import MODESET, NVIDIACTL, UVM
 from nri_gpu.plugin import guard_process
@@ -300,10 +300,10 @@ def test_the_kubelets_folders_are_open_and_the_rest_stays_hidden() -> None:
     assert not {"Before", "After", "Requires", "Wants"} & {line.key for line in KUBELET.lines}
 
 
-def test_the_documentation_installs_the_kubelets_drop_in() -> None:
-    page = (PROJECT / "docs" / "kubernetes.md").read_text()
-    where = KUBELET_FILE.relative_to(PROJECT)
-    assert f"install -D -m 0644 {where} /etc/systemd/system/nri-gpu.service.d/kubelet.conf" in page
+def test_the_documentation_enables_each_feature() -> None:
+    pages = "".join(page.read_text() for page in (PROJECT / "docs").glob("*.md"))
+    assert [name for name in FEATURES if f"nri-gpu enable {name} --now" not in pages] == []
+    assert {each.drop_in for each in FEATURES.values()} >= {KUBELET_FILE.name}
 
 
 def test_mps_daemons_outlive_us_and_may_mount_and_change_users() -> None:
