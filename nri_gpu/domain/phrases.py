@@ -160,7 +160,7 @@ CATALOGUE: Final[Mapping[str, Mapping[str, tuple[str, str]]]] = {
         ),
         "scan for stray GPU use is incomplete": (
             "nri-gpu may not see every process of the host, or the kubelet does not report its allocations.",
-            "Install the systemd drop-in stray.conf, or set the chart's stray.enabled (docs/stray.md).",
+            "Run `nri-gpu enable stray`, or set the chart's stray.enabled (docs/stray.md).",
         ),
         "bug: scan for stray GPU use failed": ("A bug in nri-gpu.", REPORT),
         "observer finding": (
@@ -373,7 +373,7 @@ CATALOGUE: Final[Mapping[str, Mapping[str, tuple[str, str]]]] = {
         ),
         "device plugin not started yet": (
             "The key in the kubelet's folder cannot be read or made.",
-            "Give nri-gpu root's rights to that folder (the drop-in kubelet.conf).",
+            "Give nri-gpu root's rights to that folder (`nri-gpu enable kubelet`).",
         ),
         "device plugin cannot be served": (
             "Python cannot import grpcio: this installation is broken.",

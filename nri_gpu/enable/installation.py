@@ -68,18 +68,15 @@ class Installation(Struct, frozen=True):
             text = file.read_text(encoding="utf-8")
         except OSError:
             raise CommandError(Exit.UNAVAILABLE, f"this installation has no {file}: install nri-gpu anew") from None
-        return text.replace(UNIT_PROGRAM, self._quoted()) if UNIT_PROGRAM in text else text
+        return text.replace(UNIT_PROGRAM, self._started()) if UNIT_PROGRAM in text else text
 
-    def _quoted(self) -> str:
-        """Return the program as ExecStart= takes it. Raises: CommandError."""
-        program = str(self.program)
-        if _ODD.search(program):
-            raise CommandError(Exit.UNAVAILABLE, f"systemd cannot start {program!r}: install below a plain path")
+    def _started(self) -> str:
+        """Return the program as the units start it. Raises: CommandError, if they cannot."""
         for path in (self.program, self.program.parent.resolve() / self.program.name):
             if hidden := next((each for each in _HIDDEN if path.is_relative_to(each)), ""):
-                sentence = f"the units hide {hidden}, so they cannot start {program}: install below /opt"
+                sentence = f"the units hide {hidden}, so they cannot start {self.program}: install below /opt"
                 raise CommandError(Exit.UNAVAILABLE, sentence)
-        return program if _PLAIN.fullmatch(program) else f'"{program.replace("%", "%%")}"'
+        return exec_word(str(self.program))
 
     def why_unsafe(self) -> str:
         """Return why systemd must not run this program as root, as a clause, or empty."""
@@ -94,6 +91,13 @@ class Installation(Struct, frozen=True):
                 if why:
                     return f"{each}: {why}"
         return ""
+
+
+def exec_word(program: str) -> str:
+    """Return a program as ExecStart= takes it. Raises: CommandError."""
+    if _ODD.search(program):
+        raise CommandError(Exit.UNAVAILABLE, f"systemd cannot start {program!r}: install below a plain path")
+    return program if _PLAIN.fullmatch(program) else f'"{program.replace("%", "%%")}"'
 
 
 def running_installation() -> Installation:

@@ -72,6 +72,7 @@ def test_the_install_page_on_a_clean_system(debs: Debs, tmp_path: Path, suite: s
         assert root.run("nri-gpu", "--version") == f"nri-gpu {__version__}\n"
         assert root.run("nri-gpu", "check").startswith("/etc/nri-gpu/policy.toml: ok\n")
         assert root.run("dpkg", "-V", *DAEMONS) == ""
+        root.run("test", "-f", "/usr/share/zsh/vendor-completions/_nri-gpu")  # where Debian's zsh looks
         assert {f"{WANTED}/nri-gpu.service", f"{WANTED}/nri-gpu-guard.service"} <= root.files()
         follow(root, "upgrade.md", "Remove")
         assert sorted(root.files() - before) == []

@@ -9,8 +9,9 @@ import pytest
 
 from nri_gpu.domain.errors import CommandError, Exit
 from nri_gpu.enable.features import FEATURES, SERVICE
-from nri_gpu.enable.installation import Installation, running_installation
+from nri_gpu.enable.installation import Installation, exec_word, running_installation
 from nri_gpu.enable.unit_plan import UnitFile
+from tests.support import systemd_analyze
 from tests.support.unit_file import OURS
 
 CDI: Final = "/etc/systemd/system/nri-gpu-cdi.service"
@@ -46,6 +47,16 @@ def test_a_program_as_systemd_reads_it(tmp_path: Path, program: str, written: st
 def test_a_program_that_systemd_would_read_otherwise(tmp_path: Path, program: str) -> None:
     with pytest.raises(CommandError, match="systemd cannot start"):
         starts(program, tmp_path)
+
+
+def test_systemd_itself_finds_a_program_below_blanks(tmp_path: Path) -> None:
+    program = tmp_path / "my 100% gpus" / "nri-gpu"
+    unit = tmp_path / "test.service"
+    unit.write_text(f"[Service]\nExecStart={exec_word(str(program))} run\n")
+    program.parent.mkdir()
+    assert f"{program} is not executable" in systemd_analyze.run("verify", "--man=no", str(unit)).stderr
+    program.touch(0o755)
+    assert systemd_analyze.run("verify", "--man=no", str(unit)).returncode == 0
 
 
 @pytest.mark.parametrize("folder", ["/root/nri-gpu", "/home/ann/nri-gpu", "/tmp/nri-gpu"])
