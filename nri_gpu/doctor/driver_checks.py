@@ -260,7 +260,7 @@ def _nodes(seen: Examined) -> Iterator[Finding]:
                 subject,
                 f"{what} are missing or have an old number ({listed(paths)}): {meaning}",
                 _PREPARE,
-                "systemctl enable nri-gpu-prepare    # each boot",
+                "nri-gpu enable prepare    # each boot",
             )
     if fixes := [action for action in wrong if isinstance(action, FixNode)]:
         yield warning(

@@ -211,8 +211,11 @@ def test_the_other_units_start_and_go_too(machine: Machine) -> None:
         root.run("mkdir", "-p", f"/etc/{Path(name).parent}")
         (root.path / "etc" / name).write_text(text)
     root.run("touch", "/usr/lib/systemd/system/kubelet.service")  # installed, and never run
-    for name in ("metrics", "kubelet", "stray", "mps"):
-        assert root.run("nri-gpu", "enable", name).startswith("link /etc/systemd/system/nri-gpu.service.d/")
+    for name, lacking in (("metrics", "[metrics]"), ("kubelet", ""), ("stray", "[stray]"), ("mps", "")):
+        said = root.run("nri-gpu", "enable", name)
+        assert said.startswith("link /etc/systemd/system/nri-gpu.service.d/")
+        assert ("advice: " in said, f"    # below {lacking}" in said) == (bool(lacking), bool(lacking))
+    assert root.run("cat", "/etc/nri-gpu/policy.toml") == POLICY
     assert "due: systemd has not read this yet" in root.run("nri-gpu", "enable", "mps")
     root.run("systemctl", "daemon-reload")
     assert root.run("nri-gpu", "enable", "mps") == "nothing to do: mps is enabled\n"
