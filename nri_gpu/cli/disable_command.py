@@ -21,5 +21,5 @@ def run(args: argparse.Namespace) -> int:
     with suppress(PolicyError):  # it may be broken: the files go all the same
         if feature.setting and feature.is_set(policy_of(args)):
             notes.append(Line(f"advice: the policy still has {feature.setting}: remove it, and see: nri-gpu check"))
-    print_changes(args, done, notes, stopped=feature.units if done.plan.steps and not args.now else ())
+    print_changes(args, done, notes, stopped=() if args.now else done.plan.disabled)
     return Exit.OK

@@ -10,6 +10,8 @@ from pathlib import Path
 from nri_gpu.cli.ask_daemon import daemon_status, overrides_of
 from nri_gpu.cli.page import Line, Tone
 from nri_gpu.cli.render import lines, show
+from nri_gpu.doctor.examined import Examined
+from nri_gpu.doctor.unit_checks import unit_findings
 from nri_gpu.domain.errors import CommandError, Exit
 from nri_gpu.domain.finding import in_policy
 from nri_gpu.domain.names import DEFAULT_STATE
@@ -30,8 +32,9 @@ def run(args: argparse.Namespace) -> int:
     policy = policy_of(args)  # a fault of it is told before anything is changed
     options = EnableOptions(replace=args.replace, dry_run=args.dry_run, now=args.now)
     done = enable(args.feature, running_installation(), options)
-    notes = [*lines(kubeconfig_note(args.feature, Path("/")), Tone.WARN), *_lacking(args.feature, policy)]
-    print_changes(args, done, notes)
+    others = (f"advice: {each.meaning}; see: nri-gpu doctor" for each in unit_findings(Examined()))
+    notes = lines((*kubeconfig_note(args.feature, Path("/")), *others), Tone.WARN)
+    print_changes(args, done, [*notes, *_lacking(args.feature, policy)])
     return Exit.OK
 
 

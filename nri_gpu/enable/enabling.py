@@ -56,7 +56,7 @@ def enable(name: str, installation: Installation, options: EnableOptions, root: 
             "--replace it is kept beside, as NAME.old; nothing was changed"
         )
         raise CommandError(Exit.FINDING, sentence)
-    return _carry_out(plan, feature, tuple(filter(None, [service * bool(feature.drop_in)])), options, root)
+    return _carry_out(plan, feature, (service,) if feature.drop_in else (), options, root)
 
 
 def disable(name: str, options: EnableOptions, root: Path = HOST) -> Enabled:
@@ -84,8 +84,8 @@ def _carry_out(
         return Enabled(plan, services, due=bool(plan.steps))
     if options.now:
         asyncio.run(require_safe_reload(root))
-    if options.now and stop and plan.steps and feature.units:
-        systemctl(root, "stop", *feature.units)
+    if options.now and plan.disabled:
+        systemctl(root, "stop", *plan.disabled)
     do(plan.steps, root)
     due = bool(plan.steps) or _needs_reload(feature, services, root, gone=stop)
     if options.now and due:

@@ -89,6 +89,10 @@ class EnablePlan(Struct, frozen=True):
     steps: tuple[Step, ...]
     foreign: tuple[str, ...] = ()
 
+    @property
+    def disabled(self) -> tuple[str, ...]:
+        return tuple(unit for step in self.steps if isinstance(step, DisableUnits) for unit in step.units)
+
 
 def plan_enable(
     wanted: Mapping[str, UnitFile | None],

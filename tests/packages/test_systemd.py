@@ -251,6 +251,7 @@ def _enable_the_units(machine: Machine) -> None:
     root, hiding = machine.root, "/etc/systemd/system/nri-gpu-prepare.service"
     (root.path / hiding[1:]).write_text("[Service]\nExecStart=/opt/nri-gpu/bin/nri-gpu prepare\n")
     assert f"{hiding} hides the package's" in " ".join(root.try_run("nri-gpu", "doctor").stdout.split())
+    assert f"advice: {hiding} hides the package's" in root.run("nri-gpu", "enable", "cdi", "--dry-run")
     refused = root.try_run("nri-gpu", "enable", "prepare", "--now")
     assert (refused.returncode, "nothing was changed" in refused.stdout) == (Exit.FINDING, True)
     root.run("nri-gpu", "enable", "prepare", "--now", "--replace")
