@@ -5,8 +5,10 @@ VENV ?= .venv
 BIN := $(VENV)/bin
 # One file says whether the environment is up to date; it is made again when dependencies change.
 READY := $(VENV)/.ready
-# The same of what the demo imports, a tenth of it.
+# The same of what the demo imports, a tenth of it; of what builds a release, and the site.
 DEMO := $(VENV)/.demo
+RELEASE := $(VENV)/.release
+SITE := $(VENV)/.site
 PIP := $(BIN)/pip install --quiet --disable-pip-version-check
 
 .DEFAULT_GOAL := help
@@ -16,10 +18,10 @@ PIP := $(BIN)/pip install --quiet --disable-pip-version-check
 help: ## this list
 	@sed -nE -e 's/^#: (.*)/\n\1/p' -e 's/^([a-z-]+):.*## (.*)/  \1\t\2/p' $(MAKEFILE_LIST) | expand -t 16
 
-$(DEMO): deploy/locks/demo.txt
+$(VENV)/.demo $(VENV)/.release $(VENV)/.site: $(VENV)/.%: deploy/locks/%.txt
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { echo "Python 3.11 or newer is needed: make PYTHON=python3.12 ..."; exit 1; }
 	$(PYTHON) -m venv $(VENV)
-	$(PIP) --require-hashes -r deploy/locks/demo.txt
+	@echo "$(PIP) --require-hashes -r $<" && $(PIP) --require-hashes -r $< && echo "... $$SECONDS s"
 	@touch $@
 
 $(READY): $(DEMO) pyproject.toml deploy/locks/dev.txt
@@ -63,7 +65,7 @@ pytest: $(READY) ## unit and property tests and real containerds (needs root); W
 test: $(READY) ## check and pytest (needs root)
 	@$(MAKE) --no-print-directory --jobs 2 check pytest
 
-site: $(READY) ## docs/ -> build/site, every link within it checked
+site: $(SITE) ## docs/ -> build/site, every link within it checked
 	$(BIN)/python -m tools.site
 
 clean: ## remove what was made here
@@ -125,19 +127,19 @@ reliability: $(READY) ## fuzzing, a hostile runtime, faults and soak -> docs/rel
 
 #: a release
 
-deb: $(READY) ## the Debian packages: the program with what it needs of Python; daemon and guard; the observer -> dist/
+deb: $(RELEASE) ## the Debian packages: the program with what it needs of Python; daemon and guard; the observer -> dist/
 	@$(BIN)/python -m deploy.debian.build
 
-rpm: $(READY) ## the same as RPMs, for Fedora and Enterprise Linux (needs rpmbuild) -> dist/
+rpm: $(RELEASE) ## the same as RPMs, for Fedora and Enterprise Linux (needs rpmbuild) -> dist/
 	@$(BIN)/python -m deploy.rpm.build
 
-image: $(READY) ## the container image for Kubernetes, an OCI archive (needs mmdebstrap and root) -> dist/
+image: $(RELEASE) ## the container image for Kubernetes, an OCI archive (needs mmdebstrap and root) -> dist/
 	@$(BIN)/python -m deploy.image
 
-dist: $(READY) ## wheel and sdist -> dist, the wheel made from the sdist
-	$(BIN)/uv build --quiet --no-build-isolation --python $(BIN)/python --clear --out-dir dist
+dist: $(RELEASE) ## sdist, the wheel made from it, and the chart's archive -> dist/
+	@$(BIN)/python -m deploy.dist
 
-sbom: $(READY) ## the bill of materials of a release, in CycloneDX's JSON -> dist
+sbom: $(RELEASE) ## the bill of materials of a release, in CycloneDX's JSON -> dist/
 	$(BIN)/python -m deploy.sbom
 
 lock: $(READY) ## newest versions of Python's packages -> deploy/locks, with hashes

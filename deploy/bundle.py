@@ -16,18 +16,23 @@ Distributions' packages are three: nri-gpu-common has all that starts nothing; n
 give containers GPUs; nri-gpu-observe has the observer's unit.
 
 A virtual environment, because Python itself then picks the folder by its version, also in the processes that nri-gpu
-starts (`python -I -m ...`), which inherit no variable. The wheels come from pip, pinned by deploy/locks/runtime.txt.
+starts (`python -I -m ...`), which inherit no variable. The wheels come from pip, pinned by deploy/locks/runtime.txt;
+the setuptools that builds our own is that of the environment, which deploy/locks/release.txt pins.
 """
 
 from __future__ import annotations
 
+import os
 import platform
 import shutil
 import subprocess
 import sys
 import tempfile
+import time
 import zipfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from email.parser import HeaderParser
 from pathlib import Path
 from typing import Final
@@ -62,6 +67,11 @@ COPIED: Final[Mapping[str, str]] = {
 }
 # Not needed to run: tests, and what pip knows of an installation, which is not what is here.
 LEFT_OUT: Final = ("tests", "testing", "testdata", "RECORD", "INSTALLER", "REQUESTED")
+# What a checkout has beside its sources: .gitignore's, and git's own.
+NO_SOURCES: Final = (
+    *(".git", ".venv", ".cache", ".*_cache", ".hypothesis", ".coverage", "__pycache__"),
+    *("build", "dist", "*.egg-info"),
+)
 
 
 class Licence(Struct, frozen=True):
@@ -80,8 +90,13 @@ def lay_out(destination: Path, machine: str = platform.machine(), pythons: Seque
     """
     with tempfile.TemporaryDirectory(prefix="nri-gpu-bundle-") as name:
         work = Path(name)
-        wheels = {python: download(LOCK, work / python, python, machine) for python in pythons}
-        _unpack_wheels(wheels, _own_wheel(work), destination / BUNDLE)
+        with step(f"wheels for Python {', '.join(pythons)}"), ThreadPoolExecutor() as pool:
+            found = pool.map(lambda python: download(LOCK, work / python, python, machine), pythons)
+            wheels = dict(zip(pythons, found, strict=True))
+        with step("our own wheel"):
+            own = build_wheel(copy_sources(work / "tree"), work)
+        with step("the tree"):
+            _unpack_wheels(wheels, own, destination / BUNDLE)
     _make_environment(destination / BUNDLE, pythons)
     for source, target in COPIED.items():
         _copy(ROOT / source, destination / target)
@@ -109,18 +124,54 @@ def download(lock: Path, folder: Path, python: str, machine: str = platform.mach
     return frozenset(folder.glob("*.whl"))
 
 
-def _own_wheel(work: Path) -> Path:
-    """A wheel of this tree. Built from a copy, because setuptools would take what an earlier build left behind."""
-    copy = work / "tree"
-    shutil.copytree(ROOT, copy, ignore=shutil.ignore_patterns(".*", "build", "dist", "*.egg-info", "__pycache__"))
-    _pip("wheel", "--no-deps", f"--wheel-dir={work}", str(copy))
-    [wheel] = work.glob("nri_gpu-*.whl")
+@contextmanager
+def step(what: str) -> Iterator[None]:
+    """Say on standard error what is being done, and after it how long that took."""
+    began = time.monotonic()
+    print(what, end=" ... ", file=sys.stderr, flush=True)
+    try:
+        yield
+    finally:
+        print(f"{time.monotonic() - began:.1f} s", file=sys.stderr)
+
+
+def released_at() -> int:
+    """Return the time of this release in seconds since 1970: SOURCE_DATE_EPOCH, or the time of the last commit.
+
+    Raises: BundleError.
+    """
+    if said := os.environ.get("SOURCE_DATE_EPOCH"):
+        return int(said)
+    command = ["git", "-C", str(ROOT), "log", "-1", "--format=%ct"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    if done.returncode:
+        raise BundleError(f"git does not know the time of {ROOT}: {done.stderr.strip()}: set SOURCE_DATE_EPOCH")
+    return int(done.stdout)
+
+
+def set_times(folder: Path, epoch: int) -> None:
+    """Give a folder and all in it one time, in seconds since 1970."""
+    for path in (folder, *folder.rglob("*")):
+        os.utime(path, (epoch, epoch), follow_symlinks=False)
+
+
+def copy_sources(into: Path) -> Path:
+    """Copy the tree, and return the copy: in the tree itself setuptools would take what an earlier build left."""
+    shutil.copytree(ROOT, into, ignore=shutil.ignore_patterns(*NO_SOURCES))
+    return into
+
+
+def build_wheel(source: Path, into: Path) -> Path:
+    """Return the wheel of a tree or an sdist: the same one, byte by byte, of the same source. Raises: BundleError."""
+    _pip("wheel", "--no-deps", "--no-build-isolation", f"--wheel-dir={into}", str(source))
+    [wheel] = into.glob("nri_gpu-*.whl")
     return wheel
 
 
 def _pip(*arguments: str) -> None:
     command = [sys.executable, "-m", "pip", "--quiet", "--disable-pip-version-check", *arguments]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    environment = {**os.environ, "SOURCE_DATE_EPOCH": str(released_at())}
+    done = subprocess.run(command, env=environment, umask=0o022, capture_output=True, text=True, check=False)
     if done.returncode:
         raise BundleError(f"pip {arguments[0]} failed:\n{done.stderr}")
 

@@ -5,6 +5,10 @@
 One layer: a Debian that mmdebstrap makes, without apt, and over it what deploy/bundle.py lays out, for the one Python
 of that Debian. deploy/Containerfile is the other way. Needs root, mmdebstrap, and the network for Debian's packages and
 for the wheels. Plain tar, since programs that push an image compress its layers.
+
+Debian's packages are the newest of the suite. PACKAGE_LIST, a file of the image, names each with its version, and so
+does its bill of materials, which is written beside it. The same tree, lock and packages make the same image, byte by
+byte, as long as SOURCE_DATE_EPOCH is the same; by default it is the time of the last commit.
 """
 
 from __future__ import annotations
@@ -13,6 +17,7 @@ import argparse
 import hashlib
 import io
 import json
+import os
 import platform
 import subprocess
 import sys
@@ -23,7 +28,7 @@ from pathlib import Path
 from shlex import quote
 from typing import Final
 
-from deploy import bundle
+from deploy import bundle, sbom
 from nri_gpu import __version__
 
 NAME: Final = f"localhost/nri-gpu:{__version__}"
@@ -38,12 +43,16 @@ PATHS: Final = (
     "exclude=/usr/share/man/*",
     "exclude=/usr/share/locale/*",
 )
-# $1: the Debian; $0: what is laid out. Compiled here, since the chart's root is read-only. A container gets its own
-# name and resolver; what mmdebstrap leaves are the builder's.
+# A line for each Debian package of the image: its name and version.
+PACKAGE_LIST: Final = "usr/share/nri-gpu/packages.txt"
+# $2: the Debian; $0: what is laid out; $1: gets the list. Compiled here, since the chart's root is read-only. A
+# container gets its own name and resolver; what mmdebstrap leaves are the builder's.
 FINISH: Final = f"""
-cp -a "$0/." "$1"
-chroot "$1" python3 -I -m compileall -q -x /pygments/ --invalidation-mode=unchecked-hash /{bundle.BUNDLE}
-rm -rf "$1/etc/hostname" "$1/etc/resolv.conf" "$1/var/log/apt"
+cp -a "$0/." "$2"
+chroot "$2" python3 -I -m compileall -q -x /pygments/ --invalidation-mode=unchecked-hash /{bundle.BUNDLE}
+chroot "$2" dpkg-query --show >"$1"
+install -m 0644 "$1" "$2/{PACKAGE_LIST}"
+rm -rf "$2/etc/hostname" "$2/etc/resolv.conf" "$2/var/log/apt"
 """
 # Not User: only root may connect to the NRI socket. No variable of Python's: the program starts it with -I.
 CONFIG: Final[Mapping[str, object]] = {
@@ -65,21 +74,29 @@ LAYER, MANIFEST, INDEX, IMAGE = (
 
 
 def build(output: Path, mmdebstrap: Sequence[str] = ("mmdebstrap",), mirror: str = "") -> Path:
-    """Returns the archive. mmdebstrap: its command. mirror: of Debian; mmdebstrap's own choice when empty.
+    """Return the archive, and write its bill of materials beside it.
 
-    Raises: bundle.BundleError; FileNotFoundError: no mmdebstrap; subprocess.CalledProcessError: it said why it failed.
+    mmdebstrap: its command. mirror: of Debian; mmdebstrap's own choice when empty.
+
+    Raises: bundle.BundleError; sbom.SbomError; FileNotFoundError: no mmdebstrap; subprocess.CalledProcessError: it said
+    why it failed.
     """
+    epoch = bundle.released_at()
     with tempfile.TemporaryDirectory(prefix="nri-gpu-image-") as name:
-        tree, layer = Path(name) / "tree", Path(name) / "layer.tar"
+        tree, layer, listed = (Path(name) / part for part in ("tree", "layer.tar", "packages.txt"))
         tree.mkdir()
         bundle.lay_out(tree, pythons=(PYTHON,))
+        bundle.set_times(tree, epoch)
         options = [
             "--mode=root", "--variant=essential", f"--include={','.join(PACKAGES)}", "--skip=output/dev",
             *(f"--dpkgopt=path-{each}" for each in PATHS), "--dpkgopt=force-unsafe-io",
-            f'--customize-hook=sh -ec {quote(FINISH)} {quote(str(tree))} "$1"',
+            f'--customize-hook=sh -ec {quote(FINISH)} {quote(str(tree))} {quote(str(listed))} "$1"',
         ]  # fmt: skip
-        subprocess.run([*mmdebstrap, "--quiet", *options, SUITE, layer, *([mirror] if mirror else [])], check=True)
+        command = [*mmdebstrap, "--quiet", *options, SUITE, str(layer), *([mirror] if mirror else [])]
+        with bundle.step(f"Debian {SUITE}: {', '.join(PACKAGES)} and what they need, from {mirror or 'its mirror'}"):
+            subprocess.run(command, env={**os.environ, "SOURCE_DATE_EPOCH": str(epoch)}, check=True)
         output.mkdir(parents=True, exist_ok=True)
+        sbom.write(output, sbom.IMAGE_FILE, sbom.debian(listed.read_text(), SUITE, ARCHITECTURES[platform.machine()]))
         return write(output / FILE, layer.read_bytes(), CONFIG, NAME)
 
 
@@ -134,7 +151,7 @@ def main(arguments: Sequence[str]) -> int:
         print(build(parser.parse_args(arguments).output))
     except FileNotFoundError as error:
         print(f"{error.filename} is not installed: install it, or use deploy/Containerfile", file=sys.stderr)
-    except (bundle.BundleError, subprocess.CalledProcessError) as error:
+    except (bundle.BundleError, sbom.SbomError, subprocess.CalledProcessError) as error:
         print(error, file=sys.stderr)
     else:
         return 0

@@ -1,4 +1,4 @@
-"""Writes the bill of materials of a release: dist/nri-gpu-VERSION.cdx.json, in CycloneDX's JSON.
+"""Writes the bill of materials of a release: dist/nri-gpu-VERSION.cdx.json, in CycloneDX's JSON; and the image's.
 
     python -m deploy.sbom [--output FOLDER]
 
@@ -10,10 +10,9 @@ make the same file, as long as SOURCE_DATE_EPOCH is the same; by default it is t
 from __future__ import annotations
 
 import argparse
-import os
 import re
-import subprocess
 import sys
+import tomllib
 import uuid
 from collections.abc import Iterable, Sequence
 from datetime import UTC, datetime
@@ -33,11 +32,12 @@ from packageurl import PackageURL
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
+from deploy.bundle import LOCK, ROOT, BundleError, released_at
 from nri_gpu import __version__
 
-ROOT: Final = Path(__file__).parents[1]
-LOCK: Final = ROOT / "deploy" / "locks" / "runtime.txt"
 NAME: Final = "nri-gpu"
+FILE: Final = f"{NAME}-{__version__}.cdx.json"
+IMAGE_FILE: Final = f"{NAME}-{__version__}.oci.cdx.json"
 DECLARED: Final = LicenseAcknowledgement.DECLARED
 HASH: Final = re.compile(r"--hash=sha256:([0-9a-f]{64})")
 # What packages call a licence -> its SPDX identifier, where no other is meant. An SPDX identifier stays as it is.
@@ -68,8 +68,24 @@ def pins(lock: str) -> tuple[Pin, ...]:
     return tuple(found)
 
 
-def bill(packages: Iterable[Pin], made: datetime) -> Bom:
-    """The bill of materials. Raises: SbomError when another version is installed than the one that is pinned."""
+def debian(listed: str, suite: str, architecture: str) -> tuple[Component, ...]:
+    """The packages of a Debian. listed: what `dpkg-query --show` prints. architecture: as Debian calls it."""
+    found = []
+    for line in listed.splitlines():
+        name, _, version = line.partition("\t")
+        name = name.partition(":")[0]
+        facts = {"arch": architecture, "distro": suite}
+        purl = PackageURL("deb", "debian", name, version, qualifiers=facts)
+        reference = f"debian:{name}"
+        found.append(Component(name=name, version=version, type=ComponentType.LIBRARY, bom_ref=reference, purl=purl))
+    return tuple(found)
+
+
+def bill(packages: Iterable[Pin], made: datetime, more: Sequence[Component] = ()) -> Bom:
+    """The bill of materials. more: components beside the packages, which name none that they need.
+
+    Raises: SbomError when another version is installed than the one that is pinned.
+    """
     components = {pin.name: _component(pin) for pin in packages}
     ours = Component(
         name=NAME,
@@ -79,8 +95,10 @@ def bill(packages: Iterable[Pin], made: datetime) -> Bom:
         purl=PackageURL("pypi", version=__version__, name=NAME),
         licenses=[LicenseFactory().make_from_string("Apache-2.0", license_acknowledgement=DECLARED)],
     )
-    serial = uuid.uuid5(uuid.NAMESPACE_OID, f"{NAME} {__version__} {made.isoformat()} {sorted(components)}")
-    bom = Bom(components=components.values(), serial_number=serial, metadata=BomMetaData(timestamp=made))
+    beside = [f"{each.name} {each.version}" for each in more]
+    known = f"{NAME} {__version__} {made.isoformat()} {sorted(components) + beside}"
+    serial = uuid.uuid5(uuid.NAMESPACE_OID, known)
+    bom = Bom(components=[*components.values(), *more], serial_number=serial, metadata=BomMetaData(timestamp=made))
     bom.metadata.component = ours
     bom.metadata.tools.components.add(this_component())
     bom.register_dependency(ours, [components[name] for name in _needed(NAME) if name in components])
@@ -128,8 +146,11 @@ def _licence(installed: metadata.PackageMetadata) -> str:
 
 
 def _needed(name: str) -> list[str]:
-    """What a package asks for, without its extras, by normal name."""
-    requirements = map(Requirement, metadata.requires(name) or ())
+    """What a package asks for, without its extras, by normal name. Ours need not be installed."""
+    project = ROOT / "pyproject.toml"
+    ours = name == NAME
+    asked = tomllib.loads(project.read_text())["project"]["dependencies"] if ours else metadata.requires(name)
+    requirements = map(Requirement, asked or ())
     return sorted(
         {
             canonicalize_name(each.name)
@@ -139,16 +160,11 @@ def _needed(name: str) -> list[str]:
     )
 
 
-def write(output: Path) -> Path:
-    """Returns the file. Raises: SbomError; subprocess.CalledProcessError: git does not know when it was made."""
-    command = ["git", "-C", str(ROOT), "log", "-1", "--format=%ct"]
-    epoch = (
-        os.environ.get("SOURCE_DATE_EPOCH")
-        or subprocess.run(command, capture_output=True, text=True, check=True).stdout
-    )
-    bom = bill(pins(LOCK.read_text()), datetime.fromtimestamp(int(epoch), UTC))
+def write(output: Path, file: str = FILE, more: Sequence[Component] = ()) -> Path:
+    """Returns the file. Raises: SbomError; bundle.BundleError: nobody says when it was made."""
+    bom = bill(pins(LOCK.read_text()), datetime.fromtimestamp(released_at(), UTC), more)
     output.mkdir(parents=True, exist_ok=True)
-    path = output / f"{NAME}-{__version__}.cdx.json"
+    path = output / file
     path.write_text(JsonV1Dot6(bom).output_as_string(indent=2) + "\n")
     return path
 
@@ -159,7 +175,7 @@ def main(arguments: Sequence[str]) -> int:
     parser.add_argument("--output", type=Path, default=ROOT / "dist")
     try:
         print(write(parser.parse_args(arguments).output))
-    except SbomError as error:
+    except (SbomError, BundleError) as error:
         print(error, file=sys.stderr)
         return 1
     return 0

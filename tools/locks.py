@@ -17,11 +17,13 @@ from tools.files import ROOT
 FOLDER: Final = ROOT / "deploy" / "locks"
 PROJECT: Final = ROOT / "pyproject.toml"
 DEVELOPMENT: Final = ("dev",)
-# Parts of it, so it is made first: all that a node may run, which a release bundles; what the demo imports; the kit for
-# machines with a GPU.
+# Parts of it, so it is made first: all that a node may run, which a release bundles; what the demo imports; what builds
+# a release; what builds the site; the kit for machines with a GPU.
 PARTS: Final = {
     "runtime.txt": (),
     "demo.txt": ("demo",),
+    "release.txt": ("release",),
+    "site.txt": ("docs",),
     "gpu-kit.txt": ("hardware",),
 }
 # Every Python and processor in one file, and no address of an index: whose it is, the installing machine says.

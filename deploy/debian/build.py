@@ -29,6 +29,8 @@ HERE: Final = Path(__file__).parent
 SCRIPTS: Final = ("preinst", "postinst", "prerm", "postrm")
 # These too are in every package's control archive, where its folder has them.
 OTHERS: Final = ("control", "conffiles", "triggers")
+# The best of xz takes six times as long, and makes packages that are an eighth smaller.
+COMPRESSED: Final = {"xz": ("-Zxz", "-z1"), "gzip": ("-Zgzip",), "none": ("-Znone",)}
 VERSION: Final = f"{__version__}-{bundle.REVISION}"
 # Debian's name of an architecture -> what `uname -m` says.
 MACHINES: Final = {"amd64": "x86_64", "arm64": "aarch64"}
@@ -49,11 +51,9 @@ def build(output: Path, compression: str) -> tuple[Path, ...]:
 def pack(tree: Path, output: Path, compression: str) -> tuple[Path, ...]:
     """The packages of a tree that is laid out, whose files it takes.
 
-    Raises: sbom.SbomError, subprocess.CalledProcessError.
+    Raises: bundle.BundleError, sbom.SbomError, subprocess.CalledProcessError.
     """
-    epoch = int(
-        os.environ.get("SOURCE_DATE_EPOCH") or _said("git", "-C", str(bundle.ROOT), "log", "-1", "--format=%ct")
-    )
+    epoch = bundle.released_at()
     output.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(prefix="nri-gpu-parts-", dir=tree.parent) as parts:
         bundle.split(tree, Path(parts))
@@ -67,13 +67,14 @@ def _pack(part: Path, output: Path, compression: str, epoch: int) -> Path:
     _document(part, epoch)
     bundle.set_modes(part)
     _control(part, architecture)
-    _set_times(part, epoch)
-    subprocess.run(
-        ["dpkg-deb", "--root-owner-group", f"-Z{compression}", "--build", part, package],
-        env={**os.environ, "SOURCE_DATE_EPOCH": str(epoch)},
-        stdout=subprocess.DEVNULL,
-        check=True,
-    )
+    bundle.set_times(part, epoch)
+    with bundle.step(package.name):
+        subprocess.run(
+            ["dpkg-deb", "--root-owner-group", *COMPRESSED[compression], "--build", part, package],
+            env={**os.environ, "SOURCE_DATE_EPOCH": str(epoch)},
+            stdout=subprocess.DEVNULL,
+            check=True,
+        )
     return package
 
 
@@ -147,16 +148,11 @@ def _control(part: Path, architecture: str) -> None:
     (folder / "md5sums").chmod(0o644)
 
 
-def _set_times(part: Path, epoch: int) -> None:
-    for path in (part, *part.rglob("*")):
-        os.utime(path, (epoch, epoch), follow_symlinks=False)
-
-
 def main(arguments: Sequence[str]) -> int:
     """Build them and print where they are. Returns an exit code."""
     parser = argparse.ArgumentParser(description="Build the Debian packages.")
     parser.add_argument("--output", type=Path, default=bundle.ROOT / "dist")
-    parser.add_argument("--compression", choices=("xz", "gzip", "none"), default="xz")
+    parser.add_argument("--compression", choices=tuple(COMPRESSED), default="xz")
     options = parser.parse_args(arguments)
     try:
         print(*build(options.output, options.compression), sep="\n")

@@ -11,7 +11,7 @@ import pytest
 from cyclonedx.schema import SchemaVersion
 from cyclonedx.validation.json import JsonStrictValidator
 
-from deploy import sbom
+from deploy import bundle, sbom
 from nri_gpu import __version__
 from tools.locks import locked
 
@@ -39,7 +39,7 @@ def test_it_names_what_the_lock_pins_with_all_hashes_and_a_licence(written: Path
         for reference in each["externalReferences"]
         for item in reference["hashes"]
     }
-    assert hashes == set(re.findall(r"sha256:([0-9a-f]{64})", sbom.LOCK.read_text()))
+    assert hashes == set(re.findall(r"sha256:([0-9a-f]{64})", bundle.LOCK.read_text()))
     assert all(each["licenses"] for each in [ours, *bom["components"]])
 
 
