@@ -22,12 +22,13 @@ from fnmatch import fnmatch
 from pathlib import Path
 from typing import Final
 
+import yaml
+
 from deploy import bundle
 from nri_gpu import __version__
 
 CHART: Final = bundle.ROOT / "deploy" / "helm" / "nri-gpu"
 SDIST: Final = f"nri_gpu-{__version__}.tar.gz"
-CHART_FILE: Final = f"nri-gpu-{__version__}.tgz"
 # PEP 517: what pip would call.
 BUILD_SDIST: Final = "import sys; from setuptools import build_meta; build_meta.build_sdist(sys.argv[1])"
 
@@ -41,7 +42,7 @@ def build(output: Path) -> tuple[Path, ...]:
             sdist = _build_sdist(bundle.copy_sources(work / "tree"), work, output / SDIST)
         with bundle.step("wheel"):
             wheel = Path(shutil.copy(bundle.build_wheel(sdist, work), output))
-    return sdist, wheel, pack_chart(output / CHART_FILE)
+    return sdist, wheel, pack_chart(output)
 
 
 def _build_sdist(tree: Path, work: Path, file: Path) -> Path:
@@ -54,15 +55,17 @@ def _build_sdist(tree: Path, work: Path, file: Path) -> Path:
         return _write(file, {name: (part.read(), mode) for name, (part, mode) in files.items() if part})
 
 
-def pack_chart(file: Path, chart: Path = CHART) -> Path:
-    """Write the archive of a chart, with the files that `helm package` would take, and return it."""
-    lines = (chart / ".helmignore").read_text().split("\n")
+def pack_chart(output: Path) -> Path:
+    """Write the chart's archive, named and filled as by `helm package`, and return it."""
+    about = yaml.safe_load((CHART / "Chart.yaml").read_text())
+    lines = (CHART / ".helmignore").read_text().split("\n")
     ignored = [line.rstrip("/") for line in lines if line and not line.startswith("#")]
     found = {
-        path: path.relative_to(chart.parent)
-        for path in chart.rglob("*")
-        if path.is_file() and not any(fnmatch(part, rule) for part in path.relative_to(chart).parts for rule in ignored)
+        path: path.relative_to(CHART.parent)
+        for path in CHART.rglob("*")
+        if path.is_file() and not any(fnmatch(part, rule) for part in path.relative_to(CHART).parts for rule in ignored)
     }
+    file = output / f"{about['name']}-{about['version']}.tgz"
     return _write(file, {str(name): (path.read_bytes(), path.stat().st_mode) for path, name in found.items()})
 
 

@@ -1,20 +1,52 @@
 """The checkout's own image, as `make image` builds it, in a real containerd."""
 
+import io
+import json
+import tarfile
 from pathlib import Path
 
-from deploy import image
+import pytest
+
+from deploy import image, sbom
 from nri_gpu import __version__
 from tests.support.containerd import Containerd
 from tests.support.marks import on_newest
-from tests.support.own_image import own_image
+from tests.support.own_image import build, own_image
 from tests.support.pods import ContainerSpec
 from tests.support.waiting import wait_for
-
-pytestmark = on_newest
 
 READY_S = 30.0
 
 
+def layer(archive: Path) -> bytes:
+    with tarfile.open(archive) as whole:
+        [name] = json.loads((whole.extractfile("manifest.json") or io.BytesIO()).read())[0]["Layers"]
+        return (whole.extractfile(name) or io.BytesIO()).read()
+
+
+def test_it_lists_its_debian_packages() -> None:
+    archive = own_image()
+    with tarfile.open(fileobj=io.BytesIO(layer(archive))) as files:
+        listed = (files.extractfile(f"./{image.PACKAGE_LIST}") or io.BytesIO()).read().decode()
+        status = (files.extractfile("./var/lib/dpkg/status") or io.BytesIO()).read().decode()
+    packages = dict(line.split("\t") for line in listed.splitlines())
+    assert len(packages) == status.count("\nStatus: install ok installed\n")
+    assert packages["python3"].startswith(f"{image.PYTHON}.")
+    bill = json.loads(archive.with_name(sbom.IMAGE_FILE).read_text())
+    debian = {each["name"]: each["version"] for each in bill["components"] if each["purl"].startswith("pkg:deb/")}
+    assert debian == {name.partition(":")[0]: version for name, version in packages.items()}
+
+
+@pytest.mark.long
+def test_two_builds_of_the_same_packages_are_the_same(tmp_path: Path) -> None:
+    first, second = (
+        {path.name: path.read_bytes() for path in build(tmp_path / name).parent.iterdir()} for name in "ab"
+    )
+    assert first.keys() == {image.FILE, sbom.IMAGE_FILE}
+    assert [name for name in first if first[name] != second[name]] == []
+
+
+@on_newest
 def test_it_runs_with_a_read_only_root(node: Containerd, tmp_path: Path) -> None:
     """What it starts by itself, and beside that what the chart runs in it."""
     cri = node.cri

@@ -25,11 +25,16 @@ def own_image() -> Path:
     mark = folder / "sources"
 
     def make(into: Path) -> None:
-        mmdebstrap = ["unshare", "--mount", *packages.command("mmdebstrap")]  # it mounts proc and others
-        image.build(into, mmdebstrap, apt.archives()[0].site)
+        build(into)
         (into / mark.name).write_text(sources)
 
     return kept(folder, make, lambda: mark.exists() and mark.read_text() == sources) / image.FILE
+
+
+def build(into: Path) -> Path:
+    """Build it anew. Raises: HarnessError."""
+    mmdebstrap = ["unshare", "--mount", *packages.command("mmdebstrap")]  # it mounts proc and others
+    return image.build(into, mmdebstrap, apt.archives()[0].site)
 
 
 def _digest() -> str:

@@ -1,7 +1,8 @@
-"""`make dist`: the sdist is the checkout, the wheel has what is installed by hand, and runs alone."""
+"""`make dist`: the sdist is the checkout, the wheel has what is installed by hand, and runs alone; Helm's archive."""
 
 from __future__ import annotations
 
+import os
 import shutil
 import subprocess
 import sys
@@ -13,6 +14,7 @@ from typing import Final
 import pytest
 
 from nri_gpu import __version__
+from tests.support.helm import CHART, IMAGE, PROGRAMS, Helm
 
 ROOT: Final = Path(__file__).parents[2]
 # What setuptools adds to the checkout.
@@ -24,6 +26,7 @@ SHARED: Final = {
     **{"deploy/helm": "helm", "deploy/manifests": "manifests", "deploy/monitoring": "monitoring"},
     "systemd": "systemd",
 }
+EPOCH: Final = 1_795_384_800
 
 
 @pytest.fixture(scope="module")
@@ -35,15 +38,45 @@ def tracked() -> list[str]:
 
 @pytest.fixture(scope="module")
 def dist(tracked: list[str], tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The two files, built from a copy as a fresh clone has it."""
-    tree, built = tmp_path_factory.mktemp("tree"), tmp_path_factory.mktemp("dist")
+    """The three files, built from a copy as a fresh clone has it."""
+    return build(tmp_path_factory.mktemp("first"), tracked)
+
+
+def build(folder: Path, tracked: list[str], umask: int = 0o022) -> Path:
+    """The files of a release, made in a folder below this one."""
+    tree, built = folder / "tree", folder / "dist"
     for name in tracked:
         (tree / name).parent.mkdir(parents=True, exist_ok=True)
-        shutil.copy2(ROOT / name, tree / name)
-    uv = Path(sys.executable).with_name("uv")
-    own = ("--no-build-isolation", "--python", sys.executable)
-    subprocess.run([uv, "build", "--quiet", *own, "--out-dir", built], cwd=tree, check=True)
+        shutil.copy(ROOT / name, tree / name)  # without its times
+    command = [sys.executable, "-m", "deploy.dist", "--output", built]
+    environment = {**os.environ, "SOURCE_DATE_EPOCH": str(EPOCH)}
+    subprocess.run(command, cwd=tree, env=environment, umask=umask, check=True, capture_output=True)
     return built
+
+
+def test_another_folder_and_another_umask_make_the_same_files(dist: Path, tracked: list[str], tmp_path: Path) -> None:
+    again = build(tmp_path, tracked, 0o077)
+    names = sorted(path.name for path in dist.iterdir())
+    assert [Path(name).suffix for name in names] == [".tgz", ".whl", ".gz"]
+    assert [name for name in names if (again / name).read_bytes() != (dist / name).read_bytes()] == []
+
+
+@pytest.mark.parametrize("pattern", ["*.tar.gz", "*.tgz"])
+def test_an_archive_says_neither_who_made_it_nor_when(dist: Path, pattern: str) -> None:
+    [path] = dist.glob(pattern)
+    with tarfile.open(path) as archive:
+        facts = {(each.mtime, each.uid, each.gid, each.uname, each.gname) for each in archive}
+    assert facts == {(EPOCH, 0, 0, "", "")}
+
+
+@pytest.mark.parametrize("program", [pytest.param(name, marks=pytest.mark.ground(name)) for name in PROGRAMS])
+def test_helm_finds_in_the_chart_archive_what_it_packs_itself(program: str, dist: Path, tmp_path: Path) -> None:
+    helm, [archive] = Helm(program, tmp_path), dist.glob("*.tgz")
+    helm("package", CHART, "--destination", tmp_path)
+    with tarfile.open(archive) as ours, tarfile.open(tmp_path / archive.name) as theirs:
+        assert set(ours.getnames()) == set(theirs.getnames())
+    template = ("template", "nri-gpu", "--set", f"image.repository={IMAGE}", "--namespace=nri-gpu", helm.kube_version)
+    assert helm(*template, archive) == helm(*template, CHART)
 
 
 def test_the_sdist_is_the_checkout(dist: Path, tracked: list[str]) -> None:

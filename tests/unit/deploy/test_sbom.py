@@ -58,6 +58,18 @@ def test_it_can_be_made_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     assert first == second
 
 
+def test_the_image_has_its_debian_packages_beside(tmp_path: Path) -> None:
+    listed = "libstdc++6:amd64\t14.2.0-19\npython3\t3.13.5-1\n"
+    path = sbom.write(tmp_path, sbom.IMAGE_FILE, sbom.debian(listed, "trixie", "amd64"))
+    assert JsonStrictValidator(SchemaVersion.V1_6).validate_str(path.read_text()) is None
+    found = {each["purl"] for each in json.loads(path.read_text())["components"]}
+    assert {each for each in found if each.startswith("pkg:deb/")} == {
+        "pkg:deb/debian/libstdc%2B%2B6@14.2.0-19?arch=amd64&distro=trixie",
+        "pkg:deb/debian/python3@3.13.5-1?arch=amd64&distro=trixie",
+    }
+    assert len(found) == 2 + len(locked("runtime.txt"))
+
+
 def test_another_version_than_the_locked_one_is_refused() -> None:
     for pin in (sbom.Pin("rich", "0.1", ()), sbom.Pin("nri-gpu-absent", "1", ())):
         with pytest.raises(sbom.SbomError, match="locked"):
