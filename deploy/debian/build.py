@@ -29,7 +29,7 @@ HERE: Final = Path(__file__).parent
 SCRIPTS: Final = ("preinst", "postinst", "prerm", "postrm")
 # These too are in every package's control archive, where its folder has them.
 OTHERS: Final = ("control", "conffiles", "triggers")
-# The best of xz takes six times as long, and makes packages that are an eighth smaller.
+# The default level of xz takes six times as long, and makes packages that are an eighth smaller.
 COMPRESSED: Final = {"xz": ("-Zxz", "-z1"), "gzip": ("-Zgzip",), "none": ("-Znone",)}
 VERSION: Final = f"{__version__}-{bundle.REVISION}"
 # Debian's name of an architecture -> what `uname -m` says.

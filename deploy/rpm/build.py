@@ -24,7 +24,7 @@ from nri_gpu import __version__
 
 SPEC: Final = Path(__file__).with_name("nri-gpu.spec")
 DOCUMENTS: Final = ("README.md", "CHANGELOG.md", "LICENSE")
-# Its best level, 19, takes thirty times as long, and makes packages that are a tenth smaller.
+# Level 19 takes ten times as long, and makes packages that are a ninth smaller.
 COMPRESSION: Final = "w9.zstdio"
 # No time and no name of the machine that builds.
 REPRODUCIBLE: Final = (

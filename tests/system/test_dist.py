@@ -48,7 +48,7 @@ def build(folder: Path, tracked: list[str], umask: int = 0o022) -> Path:
     for name in tracked:
         (tree / name).parent.mkdir(parents=True, exist_ok=True)
         shutil.copy(ROOT / name, tree / name)  # without its times
-    command = [sys.executable, "-m", "deploy.dist", "--output", built]
+    command = [sys.executable, "-m", "deploy.dist", "--output", str(built)]
     environment = {**os.environ, "SOURCE_DATE_EPOCH": str(EPOCH)}
     subprocess.run(command, cwd=tree, env=environment, umask=umask, check=True, capture_output=True)
     return built
