@@ -38,7 +38,8 @@ def test_it_lists_its_debian_packages() -> None:
 
 
 @pytest.mark.long
-def test_two_builds_of_the_same_packages_are_the_same(tmp_path: Path) -> None:
+def test_two_builds_of_the_same_packages_are_the_same(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SOURCE_DATE_EPOCH", "1795384800")
     first, second = (
         {path.name: path.read_bytes() for path in build(tmp_path / name).parent.iterdir()} for name in "ab"
     )

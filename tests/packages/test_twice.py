@@ -29,7 +29,11 @@ def differing(paths: Iterable[Path], folder: Path) -> list[str]:
     return [path.name for path in paths if path.read_bytes() != (folder / path.name).read_bytes()]
 
 
-def test_both_kinds_of_packages_can_be_made_again(debs: Debs, laid_out: Path, again: Path, tmp_path: Path) -> None:
+def test_both_kinds_of_packages_can_be_made_again(
+    debs: Debs, laid_out: Path, again: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    released = debs.files()[0].read_bytes()[24:36].decode().strip()  # the time of an ar archive's first member
+    monkeypatch.setenv("SOURCE_DATE_EPOCH", released)
     rpmbuild = packages.command("rpmbuild", "rpm")
     rpms = rpm.pack(laid_out, tmp_path / "rpms", "w0.ufdio", rpmbuild)
     rpm.pack(again, tmp_path / "rpms-again", "w0.ufdio", rpmbuild)
