@@ -70,7 +70,7 @@ def pack_chart(output: Path) -> Path:
 
 
 def _write(file: Path, content: Mapping[str, tuple[bytes, int]]) -> Path:
-    """A tar, compressed. content: by name what is in a file, and its permissions."""
+    """Write a compressed tar, and return it. content: by name what is in a file, and its permissions."""
     epoch = bundle.released_at()
     with (
         file.open("wb") as raw,

@@ -69,7 +69,7 @@ def pins(lock: str) -> tuple[Pin, ...]:
 
 
 def debian(listed: str, suite: str, architecture: str) -> tuple[Component, ...]:
-    """The packages of a Debian. listed: what `dpkg-query --show` prints. architecture: as Debian calls it."""
+    """Return the packages of a Debian. listed: what `dpkg-query --show` prints. architecture: as Debian calls it."""
     found = []
     for line in listed.splitlines():
         name, _, version = line.partition("\t")
@@ -82,7 +82,7 @@ def debian(listed: str, suite: str, architecture: str) -> tuple[Component, ...]:
 
 
 def bill(packages: Iterable[Pin], made: datetime, more: Sequence[Component] = ()) -> Bom:
-    """The bill of materials. more: components beside the packages, which name none that they need.
+    """Return the bill of materials. more: components beside the packages, which name none that they need.
 
     Raises: SbomError when another version is installed than the one that is pinned.
     """
