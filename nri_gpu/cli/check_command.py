@@ -144,15 +144,26 @@ def _faults(args: argparse.Namespace, found: tuple[Fault, ...], options: Mapping
 
 
 def _compare_name(policy: Policy, required: str | None, source: PolicyText | None) -> None:
-    """Compare the plugin's name with the one that pods require, if any. Raises: PolicyError: they differ."""
-    name = policy.plugin.name
-    if required and name != required:
-        line = line_of(key_lines(source.text), "plugin.name") if source else None
+    """Compare the names of plugin and guard with the one that pods require, if any. Raises: PolicyError."""
+    name, guard = policy.plugin.name, policy.guard
+    if not required:
+        return
+    if name != required:
+        key = "plugin.name"
         message = (
             f'must be "{required}", the name that pods require, not "{name}": no such pod would start; change it here, '
             f"or set the chart's value pluginName to {name}"
         )
-        raise PolicyError((Fault(policy.source, "plugin.name", message, line),))
+    elif required in (guard.name, f"{guard.index}-{guard.name}"):
+        key = "guard.name"
+        message = (
+            f'is "{guard.name}", and pods require "{required}": they would start while only the guard is connected; '
+            "give the guard a name of its own"
+        )
+    else:
+        return
+    line = line_of(key_lines(source.text), key) if source else None
+    raise PolicyError((Fault(policy.source, key, message, line),))
 
 
 def _forget(*files: Path | None) -> None:

@@ -74,6 +74,12 @@ def test_what_an_earlier_version_knew_is_advice(checked: Checked, text: str, nam
             ':2: plugin.name: must be "nri-gpu", the name that ',
         ),
         ("", ["--require-plugin=nri-gpu", "--plugin-name=caf"], ': plugin.name: must be "nri-gpu", the name that '),
+        (
+            '[guard]\nname = "nri-gpu"\n',
+            ["--require-plugin=nri-gpu"],
+            ':2: guard.name: is "nri-gpu", and pods require ',
+        ),
+        ("", [f"--{each}=90-nri-gpu-guard" for each in ("plugin-name", "require-plugin")], ": guard.name: is "),
     ],
 )
 def test_the_name_that_pods_require(checked: Checked, path: Path, text: str, options: list[str], fault: str) -> None:

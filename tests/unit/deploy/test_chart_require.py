@@ -105,6 +105,7 @@ def test_the_key_names_the_plugin(values: dict[str, str], name: str) -> None:
         ({"checkPolicy": False}, "set pluginName, or checkPolicy=true"),
         ({"mode": "observe"}, "set requirePlugin.enabled=false, or mode"),
         ({"pluginName": "a b"}, "/pluginName'"),
+        ({"pluginName": "nri-gpu-guard"}, "pluginName is nri-gpu-guard, the guard's name"),
         (
             {"extraArgs": ["--plugin-name=a"]},
             "repeats --plugin-name, which a value sets: remove it, and set pluginName",
