@@ -394,7 +394,11 @@ VERBS: Final = (
                 metavar="FILE",
                 action="append",
             ),
-            _value("--require-plugin", "NAME", "another name by which the runtime would know the plugin is a fault"),
+            _value(
+                "--require-plugin",
+                "NAME",
+                "name that pods require: it is a fault if the plugin has another, or the guard has it",
+            ),
             *OVERRIDES,
             STATE_DIR,
             OUTPUT,

@@ -137,7 +137,7 @@ complete -c nri-gpu -n '__fish_seen_subcommand_from driver' -s h -l help -d 'sho
 complete -c nri-gpu -n '__fish_seen_subcommand_from check' -F
 complete -c nri-gpu -n '__fish_seen_subcommand_from check' -l forget -d 'first forget that a policy was in force, so that without a file the defaults apply'
 complete -c nri-gpu -n '__fish_seen_subcommand_from check' -l gpus -r -F -d 'compare pools and limits with the GPUs of this topology file; may be given several times'
-complete -c nri-gpu -n '__fish_seen_subcommand_from check' -l require-plugin -x -d 'another name by which the runtime would know the plugin is a fault'
+complete -c nri-gpu -n '__fish_seen_subcommand_from check' -l require-plugin -x -d 'name that pods require: it is a fault if the plugin has another, or the guard has it'
 complete -c nri-gpu -n '__fish_seen_subcommand_from check' -l socket -r -F -d 'the runtime\'s NRI socket (default /var/run/nri/nri.sock)'
 complete -c nri-gpu -n '__fish_seen_subcommand_from check' -l plugin-name -x -d 'name by which the runtime knows the plugin (default nri-gpu)'
 complete -c nri-gpu -n '__fish_seen_subcommand_from check' -l index -x -d 'two digits: index among NRI plugins (default 10)'
