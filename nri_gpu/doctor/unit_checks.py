@@ -13,7 +13,7 @@ from nri_gpu.system.storage import is_there, text_of
 
 _SUBJECT: Final = "units"
 _ETC, _PACKAGES, _ = UNIT_FOLDERS
-_OURS: Final = ("nri-gpu*.service", "nri-gpu*.path", r"run-nri\\x2dgpu-mps-clients.mount")
+_OURS: Final = ("nri-gpu*.service", "nri-gpu*.path", r"run-nri\x2dgpu-mps-clients.mount")
 _UNIT_MAX: Final = 1 << 16  # bytes
 # The program of a line, with its marks for systemd; in quotes where it has blanks.
 _STARTS: Final = re.compile(r"""^[ \t]*ExecStart[ \t]*=[ \t]*[-@:+!|]*("[^"\n]*"|'[^'\n]*'|[^\s"']+)""", re.MULTILINE)

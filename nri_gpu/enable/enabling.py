@@ -84,9 +84,9 @@ def _carry_out(
         return Enabled(plan, services, due=bool(plan.steps))
     if options.now:
         asyncio.run(require_safe_reload(root))
+    do(plan.steps, root)
     if options.now and plan.disabled:
         systemctl(root, "stop", *plan.disabled)
-    do(plan.steps, root)
     due = bool(plan.steps) or _needs_reload(feature, services, root, gone=stop)
     if options.now and due:
         systemctl(root, "daemon-reload")

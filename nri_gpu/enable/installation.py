@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
+import os
 import re
 import sys
-from collections.abc import Mapping
+import sysconfig
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Final
 
 from msgspec import Struct
 
 import nri_gpu
-from nri_gpu.domain.errors import CommandError, Exit, cause_of
+from nri_gpu.domain.errors import CommandError, Exit, fault_of
 from nri_gpu.enable.features import INSTALLED_AS, SERVICE, UNIT_PROGRAM, Feature
 from nri_gpu.enable.unit_plan import PACKAGE_DROP_INS, UnitFile
-from nri_gpu.system.storage import below, is_there, why_untrusted
+from nri_gpu.system.storage import below, is_there, stat_of, why_untrusted
 
 ETC_UNITS: Final = "/etc/systemd/system"
 PACKAGE_UNITS: Final = "/usr/lib/systemd/system"
@@ -22,19 +24,22 @@ PACKAGE_CODE: Final = Path("/usr/lib/nri-gpu")
 # The units have ProtectHome= and PrivateTmp=: a program there does not start.
 _HIDDEN: Final = ("/root", "/home", "/run/user", "/tmp", "/var/tmp")
 _PLAIN: Final = re.compile(r"[\w./+@:-]+", re.ASCII)
-# systemd could take these for something else, and nobody has them in a path.
-_ODD: Final = re.compile(r"[\x00-\x1f\x7f\"'\\$]")
+# systemd could take these for something else, and nobody has them in a path. The last are bytes that are not UTF-8.
+_ODD: Final = re.compile("[\x00-\x1f\x7f\"'\\\\$\ud800-\udfff]")
 
 
 class Installation(Struct, frozen=True):
     """An installation. program: what its units start.
 
-    units: its folder with the units of this tree, or None for a package, which has its own in place.
+    units: its folder with the units of this tree, or None for a package, which has its own in place. python, code,
+    libraries: what the program consists of beside itself.
     """
 
     program: Path
     units: Path | None = None
+    python: Path = Path(sys.executable)
     code: Path = Path(nri_gpu.__file__).parent
+    libraries: tuple[Path, ...] = tuple(dict.fromkeys(Path(sysconfig.get_path(each)) for each in ("purelib", "platlib")))
 
     def wanted(self, feature: Feature, service: str, root: Path) -> Mapping[str, UnitFile | None]:
         """Return the files of a feature by their paths; None: nothing, since it would hide the package's unit.
@@ -72,25 +77,41 @@ class Installation(Struct, frozen=True):
 
     def _started(self) -> str:
         """Return the program as the units start it. Raises: CommandError, if they cannot."""
-        for path in (self.program, self.program.parent.resolve() / self.program.name):
-            if hidden := next((each for each in _HIDDEN if path.is_relative_to(each)), ""):
-                sentence = f"the units hide {hidden}, so they cannot start {self.program}: install below /opt"
-                raise CommandError(Exit.UNAVAILABLE, sentence)
+        for path in (self.program, self.python, self.code):
+            for each in _on_the_way(path):
+                if hidden := next((folder for folder in _HIDDEN if each.is_relative_to(folder)), ""):
+                    sentence = f"the units hide {hidden}, so they cannot start {path}: install below /opt"
+                    raise CommandError(Exit.UNAVAILABLE, sentence)
         return exec_word(str(self.program))
 
     def why_unsafe(self) -> str:
         """Return why systemd must not run this program as root, as a clause, or empty."""
         if self.units is None:
             return ""
-        for path in (self.program, self.code, self.units):
-            for each in (path, *path.resolve().parents):
-                try:
-                    why = why_untrusted(each.stat(), each)
-                except OSError as error:
-                    why = cause_of(error)
-                if why:
-                    return f"{each}: {why}"
+        for path in (self.program, self.python, self.units, self.code, *self.libraries):
+            try:
+                for each in _on_the_way(path):
+                    if why := why_untrusted(each.stat(), each):
+                        return f"{each}: {why}"
+                for each in path.rglob("*"):
+                    # A link that leads nowhere is nothing that runs.
+                    if (found := stat_of(each)) and (why := why_untrusted(found, each)):
+                        return f"{each}: {why}"
+            except OSError as error:
+                return fault_of(error)
         return ""
+
+
+def _on_the_way(path: Path) -> Iterator[Path]:
+    """Yield a path and the folders above it; then those of each link among them. Whoever can write one, leads it away.
+
+    Raises: OSError, if links lead in a circle.
+    """
+    for each in (path, *path.parents):
+        yield each
+        if each.is_symlink():
+            each.stat()
+            yield from _on_the_way(Path(os.path.normpath(each.parent.resolve() / each.readlink())))
 
 
 def exec_word(program: str) -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import subprocess
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import Final
@@ -32,15 +32,17 @@ def _listed(folder: Path) -> Iterator[Path]:
 def _read(path: Path) -> UnitFile:
     if path.is_symlink():
         return UnitFile(target=str(path.readlink()))
-    return UnitFile(path.read_text(encoding="utf-8", errors="replace") if path.is_file() else "")
+    with suppress(PermissionError):  # of a dry run; what we make can be read
+        return UnitFile(path.read_text(encoding="utf-8", errors="replace") if path.is_file() else "")
+    return UnitFile()
 
 
 def do(steps: Iterable[Step], root: Path) -> None:
-    """Do the steps in order. One that fails takes back those before it. Raises: CommandError."""
+    """Do the steps in order. If one fails or is interrupted, take back all that was done. Raises: CommandError."""
     with ExitStack() as undo:
         for step in steps:
             try:
-                undo.callback(_do(step, root))
+                _do(step, root, undo)
             except OSError as error:
                 raise CommandError(Exit.of(error), f"{step}: {fault_of(error)}: nothing was changed") from None
         undo.pop_all()
@@ -58,22 +60,23 @@ def systemctl(root: Path, *words: str) -> str:
     return done.stdout
 
 
-def _do(step: Step, root: Path) -> Callable[[], None]:
-    """Do a step. Return what takes it back. Raises: OSError, CommandError."""
+def _do(step: Step, root: Path, undo: ExitStack) -> None:
+    """Do a step. undo: gets what takes it back. Raises: OSError, CommandError."""
     match step:
         case ChangeFile(path, before, after):
             _put(below(root, path), after)
-            return lambda: _put(below(root, path), before)
+            undo.callback(_put, below(root, path), before)
         case MoveAside(path, kept):
-            _move(below(root, path), below(root, kept))
-            return lambda: _move(below(root, kept), below(root, path))
-        case EnableUnits(units):
-            # --no-reload: a reload is a step of its own, since containers may lose devices by it.
+            below(root, path).rename(below(root, kept))
+            undo.callback(below(root, kept).rename, below(root, path))
+        # systemctl may fail halfway, so it is taken back in any case. --no-reload: a reload is a step of its own, since
+        # containers may lose devices by it.
+        case EnableUnits(units, before):
+            undo.callback(_quietly, root, "--no-reload", "disable", *(unit for unit in units if unit not in before))
             systemctl(root, "--no-reload", step.verb, *units)
-            return lambda: _quietly(root, "--no-reload", "disable", *units)
         case DisableUnits(units):
+            undo.callback(_quietly, root, "--no-reload", "enable", *units)
             systemctl(root, "--no-reload", "disable", *units)
-            return lambda: _quietly(root, "--no-reload", "enable", *units)
 
 
 def _put(path: Path, file: UnitFile | None) -> None:
@@ -84,18 +87,20 @@ def _put(path: Path, file: UnitFile | None) -> None:
             with suppress(OSError):
                 path.parent.rmdir()  # only where nothing else is in it
         return
-    path.parent.mkdir(mode=0o755, exist_ok=True)
+    if not path.parent.is_dir():
+        path.parent.mkdir()
+        path.parent.chmod(0o755)  # whatever the umask
     if not file.target:
         write_whole(path, file.text.encode(), _MODE)
         return
     draft = draft_of(path)
     draft.unlink(missing_ok=True)
     draft.symlink_to(file.target)
-    draft.replace(path)
-
-
-def _move(path: Path, to: Path) -> None:
-    path.rename(to)
+    try:
+        draft.replace(path)
+    except OSError:
+        draft.unlink()
+        raise
 
 
 def _quietly(root: Path, *words: str) -> None:

@@ -58,14 +58,14 @@ class MoveAside(Struct, frozen=True):
 
 
 class EnableUnits(Struct, frozen=True):
-    """A step: systemd starts these at boot. anew: a link to a file that was moved or removed leads nowhere."""
+    """A step: systemd starts these at boot. before: those that it starts already, by links that may lead nowhere now."""
 
     units: tuple[str, ...]
-    anew: bool = False
+    before: tuple[str, ...] = ()
 
     @property
     def verb(self) -> str:
-        return "reenable" if self.anew else "enable"
+        return "reenable" if self.before else "enable"
 
     def __str__(self) -> str:
         return f"systemctl {self.verb} {' '.join(self.units)}"
@@ -122,7 +122,7 @@ def plan_enable(
         if found != file:
             steps.append(ChangeFile(path, found, file))
     if late := tuple(unit for unit in units if unit in changed or unit not in enabled):
-        steps.append(EnableUnits(late, anew=not changed.isdisjoint(enabled)))
+        steps.append(EnableUnits(late, before=tuple(unit for unit in late if unit in enabled)))
     return EnablePlan(tuple(steps), () if replace else tuple(foreign))
 
 

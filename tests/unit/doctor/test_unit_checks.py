@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from nri_gpu.domain.finding import Finding, Level
+from nri_gpu.enable.features import CLIENTS
 from tests.support.unit_file import OURS
 from tests.unit.doctor.node import DoctorNode
 
@@ -26,6 +27,13 @@ def test_a_checkouts_unit_on_a_node_with_the_package(node: DoctorNode) -> None:
     assert hides.fix[-1] == f"systemctl daemon-reload && systemctl try-restart '{CDI}'"
     assert absent.level is Level.ERROR
     assert "starts /opt/nri-gpu/bin/nri-gpu, which is not there" in absent.meaning
+
+
+def test_a_mount_unit_whose_name_systemd_escapes(node: DoctorNode) -> None:
+    node.write(f"usr/lib/systemd/system/{CLIENTS}", "")
+    node.write(f"etc/systemd/system/{CLIENTS}", "")
+    (hides,) = found(node)
+    assert f"/etc/systemd/system/{CLIENTS} hides the package's" in hides.meaning
 
 
 @pytest.mark.parametrize("path", ["/opt/nri-gpu/bin/nri-gpu", "/srv/my 100% gpus/bin/nri-gpu"])

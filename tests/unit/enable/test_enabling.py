@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 from pathlib import Path
 from typing import Final
 
@@ -16,6 +17,7 @@ from tests.support.unit_file import OURS
 
 ETC: Final = "etc/systemd/system"
 PACKAGE: Final = Installation(Path("/usr/bin/nri-gpu"))
+PYTHON: Final = Path("/usr/bin/python3")
 WANTS: Final = f"{ETC}/multi-user.target.wants"
 PLAIN: Final = EnableOptions()
 REPLACE: Final = EnableOptions(replace=True)
@@ -48,7 +50,7 @@ def checkout(root: Path, monkeypatch: pytest.MonkeyPatch) -> Installation:
     """A checkout on a node whose administrator installed nri-gpu.service from it."""
     (root / ETC / SERVICE).write_text(OURS.read_text())
     monkeypatch.setattr(Installation, "why_unsafe", lambda _: "")  # pytest's folders are below /tmp
-    return Installation(Path("/srv/my 100% gpus/.venv/bin/nri-gpu"), OURS.parent)
+    return Installation(Path("/srv/my 100% gpus/.venv/bin/nri-gpu"), OURS.parent, PYTHON, Path("/srv/nri-gpu"))
 
 
 def files(root: Path) -> dict[str, str]:
@@ -177,3 +179,38 @@ def test_a_step_that_fails_takes_back_the_others(packaged: Path, monkeypatch: py
     with pytest.raises(CommandError, match="systemctl") as refused:
         enable("dra", PACKAGE, REPLACE, packaged)
     assert (refused.value.code, files(packaged)) == (Exit.UNAVAILABLE, before)
+
+
+@pytest.fixture
+def failing(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The real systemctl, but where it enables two units it fails after the first."""
+    folder, real = tmp_path_factory.mktemp("bin"), shutil.which("systemctl")
+    script = f'#!/bin/sh\ncase "$*" in *" enable "*" "*) {real} "$1" "$2" enable "$4"; exit 1; esac\nexec {real} "$@"\n'
+    (folder / "systemctl").write_text(script)
+    (folder / "systemctl").chmod(0o755)
+    monkeypatch.setenv("PATH", str(folder), prepend=os.pathsep)
+
+
+@pytest.mark.usefixtures("failing")
+def test_a_systemctl_that_fails_halfway_is_taken_back(root: Path, checkout: Installation) -> None:
+    before = files(root)
+    with pytest.raises(CommandError, match="systemctl"):
+        enable("cdi", checkout, PLAIN, root)
+    assert files(root) == before
+
+
+def test_a_folder_in_the_way(packaged: Path) -> None:
+    drop_in = packaged / ETC / f"{SERVICE}.d/mps.conf"
+    drop_in.mkdir(parents=True)
+    with pytest.raises(CommandError, match=r"mps\.conf: .*nothing was changed"):
+        enable("mps", PACKAGE, PLAIN, packaged)
+    assert list(drop_in.parent.iterdir()) == [drop_in]
+
+
+def test_whatever_the_umask_everybody_may_look(packaged: Path) -> None:
+    mask = os.umask(0o077)
+    try:
+        enable("mps", PACKAGE, PLAIN, packaged)
+    finally:
+        os.umask(mask)
+    assert oct((packaged / ETC / f"{SERVICE}.d").stat().st_mode)[-3:] == "755"

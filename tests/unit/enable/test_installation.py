@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+from collections.abc import Callable
 from pathlib import Path
 from typing import Final
 
@@ -14,12 +16,14 @@ from nri_gpu.enable.unit_plan import UnitFile
 from tests.support import systemd_analyze
 from tests.support.unit_file import OURS
 
+PYTHON: Final = Path("/usr/bin/python3")
+CODE: Final = Path("/opt/nri-gpu/lib")
 CDI: Final = "/etc/systemd/system/nri-gpu-cdi.service"
 
 
-def starts(program: str, root: Path) -> str:
+def starts(program: str, root: Path, python: Path = PYTHON, code: Path = CODE) -> str:
     """The line by which the copied unit starts the program."""
-    file = Installation(Path(program), OURS.parent).wanted(FEATURES["cdi"], SERVICE, root)[CDI]
+    file = Installation(Path(program), OURS.parent, python, code).wanted(FEATURES["cdi"], SERVICE, root)[CDI]
     assert file
     return next(line for line in file.text.splitlines() if line.startswith("ExecStart="))
 
@@ -42,7 +46,8 @@ def test_a_program_as_systemd_reads_it(tmp_path: Path, program: str, written: st
 
 
 @pytest.mark.parametrize(
-    "program", ["/srv/a\nUser=x/nri-gpu", '/srv/"/nri-gpu', "/srv/$HOME/nri-gpu", r"/srv/\x/nri-gpu"]
+    "program",
+    ["/srv/a\nUser=x/nri-gpu", '/srv/"/nri-gpu', "/srv/$HOME/nri-gpu", r"/srv/\x/nri-gpu", os.fsdecode(b"/srv/\xff/a")],
 )
 def test_a_program_that_systemd_would_read_otherwise(tmp_path: Path, program: str) -> None:
     with pytest.raises(CommandError, match="systemd cannot start"):
@@ -64,6 +69,56 @@ def test_a_program_that_the_units_hide(tmp_path: Path, folder: str) -> None:
     with pytest.raises(CommandError, match=r"so they cannot start .*: install below /opt") as refused:
         starts(f"{folder}/bin/nri-gpu", tmp_path)
     assert refused.value.code == Exit.UNAVAILABLE
+
+
+@pytest.mark.parametrize("part", ["python", "code"])
+def test_a_part_of_the_program_that_the_units_hide(tmp_path: Path, part: str) -> None:
+    """As an interpreter of uv's or pyenv's, or the checkout that an environment below /opt has installed."""
+    parts = {"python": PYTHON, "code": CODE, part: Path("/root/nri-gpu")}
+    with pytest.raises(CommandError, match=r"the units hide /root, so they cannot start /root/nri-gpu"):
+        starts("/opt/nri-gpu/bin/nri-gpu", tmp_path, **parts)
+
+
+def test_a_link_that_another_user_can_lead_away(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What it leads to is root's today, and what the user likes once the unit is there."""
+    ours, theirs = tmp_path / "ours", tmp_path / "theirs"
+    (ours / "bin").mkdir(parents=True)
+    (ours / "bin/nri-gpu").touch()
+    theirs.mkdir()
+    (theirs / "env").symlink_to(ours)
+    (tmp_path / "opt").symlink_to("theirs/env")
+    installation = Installation(tmp_path / "opt/bin/nri-gpu", OURS.parent, PYTHON, ours, ())
+    monkeypatch.setattr("nri_gpu.enable.installation.why_untrusted", trusts_all_but(theirs))
+    assert installation.why_unsafe() == f"{theirs}: another user's"
+
+
+@pytest.mark.parametrize("part", ["code/nri_gpu/a.py", "libraries/msgspec/a.py", "units/nri-gpu.service", "python"])
+def test_a_file_that_another_user_can_write_in_folders_of_root(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, part: str
+) -> None:
+    file = tmp_path / part
+    for each in (tmp_path / "code", tmp_path / "libraries", tmp_path / "units", file.parent):
+        each.mkdir(parents=True, exist_ok=True)
+    program, python = tmp_path / "program", tmp_path / "python"
+    for path in (program, python, file):
+        path.touch()
+    (tmp_path / "code/old").symlink_to("nowhere")
+    installation = Installation(program, tmp_path / "units", python, tmp_path / "code", (tmp_path / "libraries",))
+    monkeypatch.setattr("nri_gpu.enable.installation.why_untrusted", trusts_all_but())
+    assert installation.why_unsafe() == ""
+    monkeypatch.setattr("nri_gpu.enable.installation.why_untrusted", trusts_all_but(file))
+    assert installation.why_unsafe() == f"{file}: another user's"
+
+
+def trusts_all_but(*theirs: Path) -> Callable[[os.stat_result, Path], str]:
+    """As `why_untrusted`, which would find pytest's folders below /tmp at fault."""
+    return lambda _, path: "another user's" if path in theirs else ""
+
+
+def test_links_in_a_circle(tmp_path: Path) -> None:
+    program = tmp_path / "nri-gpu"
+    program.symlink_to(program)
+    assert Installation(program, OURS.parent).why_unsafe() == f"{program}: Too many levels of symbolic links"
 
 
 def test_an_installation_that_others_can_change(tmp_path: Path) -> None:
