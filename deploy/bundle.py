@@ -30,7 +30,7 @@ import sys
 import tempfile
 import time
 import zipfile
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from email.parser import HeaderParser
@@ -135,12 +135,29 @@ def step(what: str) -> Iterator[None]:
         print(f"{time.monotonic() - began:.1f} s", file=sys.stderr)
 
 
+def tell(build: Callable[[], Iterable[Path]]) -> int:
+    """Build, and print the files, or why there are none. Returns an exit code."""
+    try:
+        print(*build(), sep="\n")
+    except FileNotFoundError as error:
+        print(f"{error.filename} is missing: install it", file=sys.stderr)
+    except subprocess.CalledProcessError as error:
+        print(f"{error.cmd[0]} failed with code {error.returncode}", file=sys.stderr)
+    except BundleError as error:
+        print(error, file=sys.stderr)
+    else:
+        return 0
+    return 1
+
+
 def released_at() -> int:
     """Return the time of this release in seconds since 1970: SOURCE_DATE_EPOCH, or the time of the last commit.
 
     Raises: BundleError.
     """
     if said := os.environ.get("SOURCE_DATE_EPOCH"):
+        if not said.isascii() or not said.isdecimal():
+            raise BundleError(f"SOURCE_DATE_EPOCH is {said!r}: give seconds since 1970, or unset it")
         return int(said)
     command = ["git", "-C", str(ROOT), "log", "-1", "--format=%ct"]
     done = subprocess.run(command, capture_output=True, text=True, check=False)

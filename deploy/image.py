@@ -147,15 +147,8 @@ def main(arguments: Sequence[str]) -> int:
     """Build it and print where it is. Returns an exit code."""
     parser = argparse.ArgumentParser(description="Build the container image.")
     parser.add_argument("--output", type=Path, default=bundle.ROOT / "dist")
-    try:
-        print(build(parser.parse_args(arguments).output))
-    except FileNotFoundError as error:
-        print(f"{error.filename} is not installed: install it, or use deploy/Containerfile", file=sys.stderr)
-    except (bundle.BundleError, sbom.SbomError, subprocess.CalledProcessError) as error:
-        print(error, file=sys.stderr)
-    else:
-        return 0
-    return 1
+    output = parser.parse_args(arguments).output
+    return bundle.tell(lambda: (build(output),))
 
 
 if __name__ == "__main__":

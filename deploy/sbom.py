@@ -32,7 +32,7 @@ from packageurl import PackageURL
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
-from deploy.bundle import LOCK, ROOT, BundleError, released_at
+from deploy.bundle import LOCK, ROOT, BundleError, released_at, tell
 from nri_gpu import __version__
 
 NAME: Final = "nri-gpu"
@@ -52,7 +52,7 @@ class Pin(Struct, frozen=True):
     hashes: tuple[str, ...]
 
 
-class SbomError(Exception):
+class SbomError(BundleError):
     """No bill of materials can be made. Says why."""
 
 
@@ -173,12 +173,8 @@ def main(arguments: Sequence[str]) -> int:
     """Write it and print where it is. Returns an exit code."""
     parser = argparse.ArgumentParser(description="Write the bill of materials of a release.")
     parser.add_argument("--output", type=Path, default=ROOT / "dist")
-    try:
-        print(write(parser.parse_args(arguments).output))
-    except (SbomError, BundleError) as error:
-        print(error, file=sys.stderr)
-        return 1
-    return 0
+    output = parser.parse_args(arguments).output
+    return tell(lambda: (write(output),))
 
 
 if __name__ == "__main__":

@@ -154,12 +154,7 @@ def main(arguments: Sequence[str]) -> int:
     parser.add_argument("--output", type=Path, default=bundle.ROOT / "dist")
     parser.add_argument("--compression", choices=tuple(COMPRESSED), default="xz")
     options = parser.parse_args(arguments)
-    try:
-        print(*build(options.output, options.compression), sep="\n")
-    except (bundle.BundleError, sbom.SbomError) as error:
-        print(error, file=sys.stderr)
-        return 1
-    return 0
+    return bundle.tell(lambda: build(options.output, options.compression))
 
 
 if __name__ == "__main__":

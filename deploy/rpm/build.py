@@ -80,12 +80,8 @@ def main(arguments: Sequence[str]) -> int:
     """Build them and print where they are. Returns an exit code."""
     parser = argparse.ArgumentParser(description="Build the RPMs.")
     parser.add_argument("--output", type=Path, default=bundle.ROOT / "dist")
-    try:
-        print(*build(parser.parse_args(arguments).output), sep="\n")
-    except bundle.BundleError as error:
-        print(error, file=sys.stderr)
-        return 1
-    return 0
+    output = parser.parse_args(arguments).output
+    return bundle.tell(lambda: build(output))
 
 
 if __name__ == "__main__":

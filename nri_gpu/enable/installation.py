@@ -39,7 +39,9 @@ class Installation(Struct, frozen=True):
     units: Path | None = None
     python: Path = Path(sys.executable)
     code: Path = Path(nri_gpu.__file__).parent
-    libraries: tuple[Path, ...] = tuple(dict.fromkeys(Path(sysconfig.get_path(each)) for each in ("purelib", "platlib")))
+    libraries: tuple[Path, ...] = tuple(
+        dict.fromkeys(Path(sysconfig.get_path(each)) for each in ("purelib", "platlib"))
+    )
 
     def wanted(self, feature: Feature, service: str, root: Path) -> Mapping[str, UnitFile | None]:
         """Return the files of a feature by their paths; None: nothing, since it would hide the package's unit.
@@ -59,7 +61,7 @@ class Installation(Struct, frozen=True):
                 _need(root, f"{PACKAGE_DROP_INS}/{each}")
             links = {path: UnitFile(target=f"{PACKAGE_DROP_INS}/{each}") for path, each in drop_ins.items()}
             return {**dict.fromkeys(names), **links}
-        for unit in (service, *names.values()):
+        for unit in (*((service,) if drop_in else ()), *names.values()):
             if is_there(below(root, f"{PACKAGE_UNITS}/{unit}")):
                 sentence = f"{unit} is a package's here, and a copy would hide it: use /usr/bin/nri-gpu enable"
                 raise CommandError(Exit.UNAVAILABLE, sentence)

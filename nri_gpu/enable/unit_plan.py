@@ -58,7 +58,7 @@ class MoveAside(Struct, frozen=True):
 
 
 class EnableUnits(Struct, frozen=True):
-    """A step: systemd starts these at boot. before: those that it starts already, by links that may lead nowhere now."""
+    """A step: systemd starts these at boot. before: those it starts already, by links that may be wrong now."""
 
     units: tuple[str, ...]
     before: tuple[str, ...] = ()

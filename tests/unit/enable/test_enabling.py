@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import shutil
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Final
 
 import pytest
@@ -13,6 +14,7 @@ from nri_gpu.domain.errors import CommandError, Exit
 from nri_gpu.enable.enabling import EnableOptions, disable, enable
 from nri_gpu.enable.features import CLIENTS, FEATURES, INSTALLED_AS, SERVICE
 from nri_gpu.enable.installation import Installation
+from nri_gpu.enable.unit_changes import read_files
 from tests.support.unit_file import OURS
 
 ETC: Final = "etc/systemd/system"
@@ -214,3 +216,24 @@ def test_whatever_the_umask_everybody_may_look(packaged: Path) -> None:
     finally:
         os.umask(mask)
     assert oct((packaged / ETC / f"{SERVICE}.d").stat().st_mode)[-3:] == "755"
+
+
+def test_a_file_that_a_user_may_not_read_stops_no_dry_run() -> None:
+    with TemporaryDirectory() as name:
+        folder = Path(name)
+        folder.chmod(0o755)
+        (folder / "secret.service").touch(0o600)
+        os.seteuid(65534)
+        try:
+            there = read_files(folder, [""])
+        finally:
+            os.seteuid(0)
+    assert list(there) == ["/secret.service"]
+
+
+@pytest.mark.parametrize("name", ["cdi", "dra", "prepare"])
+def test_units_of_a_checkout_on_a_node_without_the_daemon(root: Path, checkout: Installation, name: str) -> None:
+    """As docs/cdi.md has it for Docker."""
+    (root / ETC / SERVICE).unlink()
+    enable(name, checkout, PLAIN, root)
+    assert {f"{ETC}/{unit}" for unit in FEATURES[name].units} <= files(root).keys()
