@@ -183,20 +183,22 @@ def test_a_step_that_fails_takes_back_the_others(packaged: Path, monkeypatch: py
     assert (refused.value.code, files(packaged)) == (Exit.UNAVAILABLE, before)
 
 
-@pytest.fixture
-def failing(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The real systemctl, but where it enables two units it fails after the first."""
-    folder, real = tmp_path_factory.mktemp("bin"), shutil.which("systemctl")
-    script = f'#!/bin/sh\ncase "$*" in *" enable "*" "*) {real} "$1" "$2" enable "$4"; exit 1; esac\nexec {real} "$@"\n'
-    (folder / "systemctl").write_text(script)
-    (folder / "systemctl").chmod(0o755)
-    monkeypatch.setenv("PATH", str(folder), prepend=os.pathsep)
-
-
-@pytest.mark.usefixtures("failing")
-def test_a_systemctl_that_fails_halfway_is_taken_back(root: Path, checkout: Installation) -> None:
+@pytest.mark.parametrize(
+    ("ending", "error"),
+    [("exit 1", CommandError), ("kill -INT $PPID; exit 1", KeyboardInterrupt)],
+    ids=["it fails", "Ctrl-C"],
+)
+def test_a_systemctl_that_ends_halfway_is_taken_back(
+    root: Path, checkout: Installation, monkeypatch: pytest.MonkeyPatch, ending: str, error: type[BaseException]
+) -> None:
+    """The real one enables the first of two units, and no more."""
     before = files(root)
-    with pytest.raises(CommandError, match="systemctl"):
+    (root / "bin").mkdir()
+    half = f'case "$*" in *" enable "*" "*) {shutil.which("systemctl")} "$1" "$2" enable "$4"; {ending};; esac'
+    (root / "bin/systemctl").write_text(f'#!/bin/sh\n{half}\nexec {shutil.which("systemctl")} "$@"\n')
+    (root / "bin/systemctl").chmod(0o755)
+    monkeypatch.setenv("PATH", str(root / "bin"), prepend=os.pathsep)
+    with pytest.raises(error):
         enable("cdi", checkout, PLAIN, root)
     assert files(root) == before
 
