@@ -42,7 +42,7 @@ def _hidden(seen: Examined, unit: str) -> Iterator[Finding]:
         yield warning(
             _SUBJECT,
             f"{_ETC}/{unit} hides the package's {_PACKAGES}/{unit}, so upgrades do not change what runs",
-            f"mv '{_ETC}/{unit}' '{_ETC}/{unit}.old'    # your changes belong into a drop-in: systemctl edit",
+            f"{_set_aside(unit)}    # your changes belong into a drop-in: systemctl edit",
             f"{read_again} && systemctl try-restart '{unit}'",
         )
 
@@ -57,9 +57,14 @@ def _absent(seen: Examined, unit: str) -> Iterator[Finding]:
             yield error(
                 _SUBJECT,
                 f"{_ETC}/{unit} starts {program}, which is not there",
-                f"mv '{_ETC}/{unit}' '{_ETC}/{unit}.old'    # or install that program again",
+                f"{_set_aside(unit)}    # or install that program again",
                 "systemctl daemon-reload",
             )
+
+
+def _set_aside(unit: str) -> str:
+    """Return the command that moves a unit away, and overwrites nothing that was moved before."""
+    return f"mv --backup=numbered '{_ETC}/{unit}' '{_ETC}/{unit}.old'"
 
 
 def _dangling(seen: Examined, pattern: str) -> Iterator[Finding]:

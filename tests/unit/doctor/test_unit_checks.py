@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+
 import pytest
 
 from nri_gpu.domain.finding import Finding, Level
@@ -24,6 +26,12 @@ def test_a_checkouts_unit_on_a_node_with_the_package(node: DoctorNode) -> None:
     hides, absent = found(node)
     assert hides.level is Level.WARNING
     assert f"/etc/systemd/system/{CDI} hides the package's" in hides.meaning
+    aside = hides.fix[0].replace("'/", f"'{node.root}/")
+    for text in ("first", "second"):
+        node.write(f"etc/systemd/system/{CDI}", text)
+        subprocess.run(["sh", "-c", aside], check=True)
+    kept = (node.root / "etc/systemd/system").glob(f"{CDI}.old*")
+    assert sorted(path.read_text() for path in kept) == ["first", "second"]
     assert hides.fix[-1] == f"systemctl daemon-reload && systemctl try-restart '{CDI}'"
     assert absent.level is Level.ERROR
     assert "starts /opt/nri-gpu/bin/nri-gpu, which is not there" in absent.meaning
