@@ -149,7 +149,8 @@ def test_a_plain_host_leaves_no_trace(root: Path, tmp_path: Path) -> None:
     for service in ("nri-gpu", "nri-gpu-guard"):
         target = f"/etc/systemd/system/{service}.service.d/snaps.conf"
         run([f"install -D -m 0644 systemd/nri-gpu.service.d/snaps.conf {target}"], root)
-    checkout = Installation(Path("/opt/nri-gpu/bin/nri-gpu"), ROOT / "systemd")
+    opt = Path("/opt/nri-gpu")
+    checkout = Installation(opt / "bin/nri-gpu", ROOT / "systemd", opt / "bin/python3", opt / "lib")
     for feature in FEATURES.values():  # as `nri-gpu enable`, but for what systemctl links
         do([ChangeFile(path, None, file) for path, file in checkout.wanted(feature, SERVICE, root).items()], root)
     (root / "run/cdi/nri-gpu.json").write_text("{}")
