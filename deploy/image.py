@@ -28,7 +28,7 @@ from pathlib import Path
 from shlex import quote
 from typing import Final
 
-from deploy import bundle, sbom
+from deploy import bundle
 from nri_gpu import __version__
 
 NAME: Final = f"localhost/nri-gpu:{__version__}"
@@ -81,6 +81,8 @@ def build(output: Path, mmdebstrap: Sequence[str] = ("mmdebstrap",), mirror: str
     Raises: bundle.BundleError; sbom.SbomError; FileNotFoundError: no mmdebstrap; subprocess.CalledProcessError: it said
     why it failed.
     """
+    from deploy import sbom  # its library is not where tests only write images
+
     epoch = bundle.released_at()
     with tempfile.TemporaryDirectory(prefix="nri-gpu-image-") as name:
         tree, layer, listed = (Path(name) / part for part in ("tree", "layer.tar", "packages.txt"))

@@ -53,8 +53,10 @@ def systemctl(root: Path, *words: str) -> str:
     command = ["systemctl", *([f"--root={root}"] if root != Path("/") else []), *words]
     try:
         done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=_SYSTEMCTL_S)
-    except (OSError, subprocess.TimeoutExpired) as error:
-        raise CommandError(Exit.UNAVAILABLE, f"{' '.join(command)}: {error}") from None
+    except OSError as error:
+        raise CommandError(Exit.UNAVAILABLE, f"{' '.join(command)}: {fault_of(error)}") from None
+    except subprocess.TimeoutExpired:
+        raise CommandError(Exit.UNAVAILABLE, f"{' '.join(command)}: no answer within {_SYSTEMCTL_S:g} s") from None
     if done.returncode:
         raise CommandError(Exit.UNAVAILABLE, f"{' '.join(command)}: {' '.join(done.stderr.split())}")
     return done.stdout
