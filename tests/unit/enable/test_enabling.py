@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shlex
 import shutil
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -15,6 +16,7 @@ from nri_gpu.enable.enabling import EnableOptions, disable, enable
 from nri_gpu.enable.features import CLIENTS, FEATURES, INSTALLED_AS, SERVICE
 from nri_gpu.enable.installation import Installation
 from nri_gpu.enable.unit_changes import read_files
+from tests.support import packages
 from tests.support.unit_file import OURS
 
 ETC: Final = "etc/systemd/system"
@@ -23,6 +25,15 @@ PYTHON: Final = Path("/usr/bin/python3")
 WANTS: Final = f"{ETC}/multi-user.target.wants"
 PLAIN: Final = EnableOptions()
 REPLACE: Final = EnableOptions(replace=True)
+
+
+@pytest.fixture(autouse=True)
+def systemctl(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The machine's, else Debian's as if it were installed."""
+    program = tmp_path_factory.mktemp("bin") / "systemctl"
+    program.write_text(f'#!/bin/sh\nexec {shlex.join(packages.command("systemctl", "systemd"))} "$@"\n')
+    program.chmod(0o755)
+    monkeypatch.setenv("PATH", str(program.parent), prepend=os.pathsep)
 
 
 @pytest.fixture
