@@ -6,6 +6,7 @@ import signal
 import time
 from collections.abc import Iterable
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -114,10 +115,13 @@ def test_those_that_end_as_containerd_comes_back_free_their_gpus(fresh_node: Con
         socket = fresh_node.nri_socket
         killed_at = socket.stat().st_ctime
 
+        def listens_anew() -> bool:
+            with suppress(FileNotFoundError):
+                return socket.stat().st_ctime > killed_at
+            return False
+
         def end() -> None:
-            wait_for(
-                "containerd", lambda: socket.exists() and socket.stat().st_ctime > killed_at, READY_S, poll_s=0.001
-            )
+            wait_for("containerd", listens_anew, READY_S, poll_s=0.001)
             end_each(pids)
 
         ending = pool.submit(end)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import shlex
 import shutil
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -16,7 +15,6 @@ from nri_gpu.enable.enabling import EnableOptions, disable, enable
 from nri_gpu.enable.features import CLIENTS, FEATURES, INSTALLED_AS, SERVICE
 from nri_gpu.enable.installation import Installation
 from nri_gpu.enable.unit_changes import read_files
-from tests.support import packages
 from tests.support.unit_file import OURS
 
 ETC: Final = "etc/systemd/system"
@@ -28,12 +26,10 @@ REPLACE: Final = EnableOptions(replace=True)
 
 
 @pytest.fixture(autouse=True)
-def systemctl(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The machine's, else Debian's as if it were installed."""
-    program = tmp_path_factory.mktemp("bin") / "systemctl"
-    program.write_text(f'#!/bin/sh\nexec {shlex.join(packages.command("systemctl", "systemd"))} "$@"\n')
-    program.chmod(0o755)
-    monkeypatch.setenv("PATH", str(program.parent), prepend=os.pathsep)
+def systemctl() -> None:
+    """Tests of an installed system, as all of systemd's are; a clean root has none."""
+    if shutil.which("systemctl") is None:
+        pytest.skip("systemctl is not installed on this machine: install systemd")
 
 
 @pytest.fixture
@@ -196,7 +192,7 @@ def test_a_step_that_fails_takes_back_the_others(packaged: Path, monkeypatch: py
 
 @pytest.mark.parametrize(
     ("ending", "error"),
-    [("exit 1", CommandError), ("kill -INT $PPID; exit 1", KeyboardInterrupt)],
+    [("exit 1", CommandError), ("kill -INT $PPID; sleep 0.1; exit 1", KeyboardInterrupt)],
     ids=["it fails", "Ctrl-C"],
 )
 def test_a_systemctl_that_ends_halfway_is_taken_back(
