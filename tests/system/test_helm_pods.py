@@ -44,6 +44,11 @@ def test_notes_say_when_a_node_is_unserved(
     assert {each for each in (UNSERVED, STAYS, CLAIMS) if each in notes} == said
 
 
+def template(helm: Helm, *options: str) -> str:
+    """What an installation with these options makes."""
+    return helm("template", "nri-gpu", CHART, "--skip-tests", "--namespace=nri-gpu", helm.kube_version, *options)
+
+
 def by_name(made: list[dict[str, Any]]) -> list[dict[str, Any]]:
     return sorted(made, key=lambda each: (each["kind"], each["metadata"]["name"]))
 
@@ -54,17 +59,7 @@ def test_both_programs_make_of_extras_what_the_package_does(tmp_path: Path, prog
     for component, values in CROWDED.items():
         file = tmp_path / f"{component}.json"
         file.write_text(json.dumps({**values, "image": {"repository": IMAGE, **values["image"]}}))
-        made = parsed(
-            helm(
-                "template",
-                "nri-gpu",
-                CHART,
-                "--skip-tests",
-                "--namespace=nri-gpu",
-                helm.kube_version,
-                f"--values={file}",
-            )
-        )
+        made = parsed(template(helm, f"--values={file}"))
         assert by_name(made) == by_name(documents(None, **values))
 
 
@@ -81,13 +76,4 @@ def test_both_programs_refuse_extras_with_a_sentence(tmp_path: Path, program: st
         "extraObjects[0].kind=Secret": "extraObjects[0] lacks apiVersion or kind",
     }.items():
         with pytest.raises(HarnessError, match=re.escape(said)):
-            helm(
-                "template",
-                "nri-gpu",
-                CHART,
-                "--skip-tests",
-                "--namespace=nri-gpu",
-                helm.kube_version,
-                *OPTIONS,
-                f"--set={option}",
-            )
+            template(helm, *OPTIONS, f"--set={option}")
