@@ -22,6 +22,7 @@ the setuptools that builds our own is that of the environment, which deploy/lock
 
 from __future__ import annotations
 
+import argparse
 import os
 import platform
 import shutil
@@ -148,6 +149,14 @@ def tell(build: Callable[[], Iterable[Path]]) -> int:
     else:
         return 0
     return 1
+
+
+def tell_of_folder(arguments: Sequence[str], description: str, build: Callable[[Path], Iterable[Path]]) -> int:
+    """Build into the folder that the command line names, as `tell` does. description: of the program's help."""
+    parser = argparse.ArgumentParser(description=description)
+    parser.add_argument("--output", type=Path, default=ROOT / "dist")
+    output = parser.parse_args(arguments).output
+    return tell(lambda: build(output))
 
 
 def released_at() -> int:

@@ -9,7 +9,6 @@ and setuptools the builder's name, so these are written here: the sdist once mor
 
 from __future__ import annotations
 
-import argparse
 import gzip
 import io
 import shutil
@@ -87,10 +86,7 @@ def _write(file: Path, content: Mapping[str, tuple[bytes, int]]) -> Path:
 
 def main(arguments: Sequence[str]) -> int:
     """Build them and print where they are. Returns an exit code."""
-    parser = argparse.ArgumentParser(description="Build sdist, wheel and chart archive.")
-    parser.add_argument("--output", type=Path, default=bundle.ROOT / "dist")
-    output = parser.parse_args(arguments).output
-    return bundle.tell(lambda: build(output))
+    return bundle.tell_of_folder(arguments, "Build sdist, wheel and chart archive.", build)
 
 
 if __name__ == "__main__":

@@ -13,7 +13,6 @@ byte, as long as SOURCE_DATE_EPOCH is the same; by default it is the time of the
 
 from __future__ import annotations
 
-import argparse
 import hashlib
 import io
 import json
@@ -147,10 +146,7 @@ def _descriptor(media_type: str, blob: bytes) -> dict[str, object]:
 
 def main(arguments: Sequence[str]) -> int:
     """Build it and print where it is. Returns an exit code."""
-    parser = argparse.ArgumentParser(description="Build the container image.")
-    parser.add_argument("--output", type=Path, default=bundle.ROOT / "dist")
-    output = parser.parse_args(arguments).output
-    return bundle.tell(lambda: (build(output),))
+    return bundle.tell_of_folder(arguments, "Build the container image.", lambda output: (build(output),))
 
 
 if __name__ == "__main__":

@@ -9,7 +9,6 @@ make the same file, as long as SOURCE_DATE_EPOCH is the same; by default it is t
 
 from __future__ import annotations
 
-import argparse
 import re
 import sys
 import tomllib
@@ -32,7 +31,7 @@ from packageurl import PackageURL
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
-from deploy.bundle import LOCK, ROOT, BundleError, released_at, tell
+from deploy.bundle import LOCK, ROOT, BundleError, released_at, tell_of_folder
 from nri_gpu import __version__
 
 NAME: Final = "nri-gpu"
@@ -171,10 +170,7 @@ def write(output: Path, file: str = FILE, more: Sequence[Component] = ()) -> Pat
 
 def main(arguments: Sequence[str]) -> int:
     """Write it and print where it is. Returns an exit code."""
-    parser = argparse.ArgumentParser(description="Write the bill of materials of a release.")
-    parser.add_argument("--output", type=Path, default=ROOT / "dist")
-    output = parser.parse_args(arguments).output
-    return tell(lambda: (write(output),))
+    return tell_of_folder(arguments, "Write the bill of materials of a release.", lambda output: (write(output),))
 
 
 if __name__ == "__main__":

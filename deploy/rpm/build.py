@@ -8,7 +8,6 @@ tree and lock file make the same packages, byte by byte, as long as SOURCE_DATE_
 
 from __future__ import annotations
 
-import argparse
 import os
 import shutil
 import subprocess
@@ -78,10 +77,7 @@ def _owned_by_root(member: tarfile.TarInfo, epoch: int) -> tarfile.TarInfo:
 
 def main(arguments: Sequence[str]) -> int:
     """Build them and print where they are. Returns an exit code."""
-    parser = argparse.ArgumentParser(description="Build the RPMs.")
-    parser.add_argument("--output", type=Path, default=bundle.ROOT / "dist")
-    output = parser.parse_args(arguments).output
-    return bundle.tell(lambda: build(output))
+    return bundle.tell_of_folder(arguments, "Build the RPMs.", build)
 
 
 if __name__ == "__main__":
