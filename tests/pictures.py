@@ -31,10 +31,13 @@ from nri_gpu.daemon.view import status_of
 from nri_gpu.doctor.examine import paragraphs
 from nri_gpu.domain.decision import Refused
 from nri_gpu.domain.gpu_request import Mode
-from nri_gpu.domain.health import Happened, Health, HealthState, History
+from nri_gpu.domain.health import Happened, HealthNotes, History
+from nri_gpu.health.gpu_record import Moment
+from nri_gpu.inventory.changes import changes
 from nri_gpu.ledger.ledger import Entry
 from nri_gpu.system.node_name import NamedNode
 from tests.support import builders as make
+from tests.support.health import after_xid
 from tests.support.views import CLOCK, NOW, view
 from tests.unit.cli.printed import observed_node
 from tests.unit.doctor.node import DoctorNode, old_uvm
@@ -43,7 +46,6 @@ from tests.unit.host.host_tree import host_below
 FOLDER: Final = Path(__file__).parents[1] / "docs" / "pictures"
 # rich loads a font from the network; who reads docs need not.
 FORMAT: Final = re.sub(r"@font-face \{\{.*?\}\}\n|<!--.*?-->", "", CONSOLE_SVG_FORMAT, flags=re.DOTALL)
-XID: Final = "XID 79: the GPU has fallen off the bus"
 
 REFUSED: Final = Refused(
     number=1,
@@ -79,16 +81,16 @@ def _shared(index: int, name: str, age_s: float) -> Entry:
 
 
 def _node(entries: list[Entry], *, broken: bool) -> DaemonStatus:
-    gpus = [make.gpu(index) for index in range(8)]
+    node = make.node([make.gpu(index) for index in range(8)], driver_version="580.95.05")
+    happened, notes = list[Happened](), dict[str, HealthNotes]()
     if broken:
-        bad = Health(HealthState.BAD, NOW, XID, 1)
-        gpus[6] = make.gpu(6, unavailable=f"bad since 2027-01-15 08:00:00 UTC: {XID}", health=bad)
-    what = f"GPU 6 ({make.uuid(6)}) is bad, because of: {XID}"
-    news = Happened(number=1, at_s=NOW, kind="health", uuid=make.uuid(6), index=6, worse=True, what=what)
-    history = History(NOW - 9000, 1, {"health": 1}, (news,)) if broken else History(NOW - 9000)
+        now, notes = after_xid(79, make.uuid(6), node.inventory, Moment(CLOCK, NOW))
+        happened = [Happened.at(NOW, each, number) for number, each in enumerate(changes(node.inventory, now), 1)]
+        node = replace(node, inventory=now)
+    counts = {str(each.kind): 1 for each in happened}
+    history = History(NOW - 9000, len(happened), counts, tuple(happened))
     refusals = (REFUSED,) if broken else ()
-    node = make.node(gpus, driver_version="580.95.05")
-    return status_of(view(make.ledger(*entries), node, history=history, refusals=refusals))
+    return status_of(view(make.ledger(*entries), node, history=history, refusals=refusals, notes=notes))
 
 
 def doctor() -> Page:
@@ -117,11 +119,16 @@ PICTURES: Final[Mapping[str, tuple[str, Callable[[], Page]]]] = {
 def drawn(name: str) -> str:
     """The picture of that name."""
     title, page = PICTURES[name]
+    return exported(name, title, lambda console: terminal.show(page(), console))
+
+
+def exported(name: str, title: str, show: Callable[[Console], None], code_format: str = FORMAT) -> str:
+    """What is shown on a terminal, as a picture."""
     console = Console(
         record=True, width=COLUMNS, file=io.StringIO(), force_terminal=True, color_system="truecolor", highlight=False
     )
-    terminal.show(page(), console)
-    return console.export_svg(title=title, code_format=FORMAT, unique_id=name.partition(".")[0])
+    show(console)
+    return console.export_svg(title=title, code_format=code_format, unique_id=name.partition(".")[0])
 
 
 def words(picture: str) -> list[str]:

@@ -18,7 +18,21 @@ from bench import record as performance
 from tests.gpu import report as hardware
 from tests.reliability import page as reliability
 from tests.reliability import result
-from tools import chart_values, files, locks, manifests, messages, plots, policy, proto, reference, schemas, share, site
+from tools import (
+    chart_values,
+    files,
+    locks,
+    manifests,
+    messages,
+    plots,
+    policy,
+    proto,
+    reference,
+    samples,
+    schemas,
+    share,
+    site,
+)
 from tools.files import ROOT, Files, LackingError
 
 COPIES: Final = ROOT / "deploy" / "helm" / "nri-gpu" / "files"
@@ -54,6 +68,7 @@ MADE: Final[Mapping[str, Callable[[], Files]]] = {
     "diagrams": reference.diagrams,  # docs/diagrams, health/states.py -> docs/pictures; drawn by graphviz
     "plots": plots.plots,  # docs/records -> docs/pictures
     "records": records,  # docs/records -> tables in pages
+    "samples": samples.pages,  # what verbs print -> pages
     "links": links,  # pages -> docs/external-links.txt
     "values": chart_values.pages,  # the chart's values.yaml -> its README.md
     "manifests": manifests.manifests,  # the chart -> deploy/manifests
@@ -72,7 +87,7 @@ GOLDENS: Final = (
 # Modules with their options.
 BY_TESTS: Final[Mapping[str, Sequence[Sequence[str]]]] = {
     "goldens": (("pytest", "-q", *(f"tests/unit/{name}" for name in GOLDENS)),),
-    "pictures": (("tests.pictures",),),
+    "pictures": (("tests.pictures",), ("pytest", "-q", "tests/conformance/test_demo.py", "-k", "recorded")),
 }
 
 

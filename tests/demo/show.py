@@ -7,6 +7,8 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from typing import Final
 
+from nri_gpu.cli import render
+from nri_gpu.cli.page import Line, Tone
 from tests.support.containerd import Containerd
 from tests.support.cri import CriError
 from tests.support.daemon import NriGpu
@@ -31,17 +33,22 @@ def run(command: str, demonstrate: Callable[[ExitStack], None]) -> int:
 
 
 def step(text: str) -> None:
-    print(f"\n[{time.monotonic() - _START:5.1f} s] {text}", flush=True)
+    told("", f"[{time.monotonic() - _START:5.1f} s] {text}", tone=Tone.HEAD)
 
 
-def lines(head: str, body: Sequence[str]) -> None:
-    for number, line in enumerate(body):
-        print(f"    {head if number == 0 else '':{WIDTH}}{line}")
+def told(*texts: str, tone: Tone = Tone.PLAIN) -> None:
+    """Lines, in that tone on a terminal."""
+    render.show([Line(text, tone) for text in texts])
+    sys.stdout.flush()
+
+
+def lines(head: str, body: Sequence[str], tone: Tone = Tone.PLAIN) -> None:
+    told(*(f"    {head if number == 0 else '':{WIDTH}}{line}" for number, line in enumerate(body)), tone=tone)
 
 
 def container(name: str, annotations: Mapping[str, str]) -> None:
     asked = ", ".join(f"{key}: {value!r}" for key, value in annotations.items()) or "no annotation"
-    print(f"\n  pod {name}    {asked}")
+    told("", f"  pod {name}    {asked}", tone=Tone.LINK)
 
 
 def refused(node: Containerd, value: str) -> None:
@@ -53,7 +60,8 @@ def refused(node: Containerd, value: str) -> None:
     except CriError as error:
         sentence = error.details.rpartition("desc = ")[2]
     node.cri.remove_pod(pod.id)
-    print(f"    {'gpu.nri.io: ' + value}\n      -> {sentence}")
+    told(f"    gpu.nri.io: {value}")
+    told(f"      -> {sentence}", tone=Tone.WARN)
 
 
 def gpus(daemon: NriGpu) -> list[str]:
@@ -66,9 +74,7 @@ def gpus(daemon: NriGpu) -> list[str]:
     return [gpu["uuid"] for gpu in found["gpus"]]
 
 
-def ledger(daemon: NriGpu, uuids: Sequence[str]) -> None:
-    step("The ledger: who holds which GPU")
-    grants = daemon.ledger()["grants"]
-    for index, uuid in enumerate(uuids):
-        holders = [f"{grant['namespace']}/{grant['pod']}" for grant in grants if uuid in grant["gpu_uuids"]]
-        lines(f"GPU {index}", [f"{len(holders)} x shared: {', '.join(holders)}" if holders else "free"])
+def status(daemon: NriGpu) -> None:
+    """The verb's own page, on this terminal."""
+    told("    $ nri-gpu status")
+    daemon.verb("status", capture=False)

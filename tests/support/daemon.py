@@ -223,10 +223,11 @@ class NriGpu:
         command = [sys.executable, "-m", "nri_gpu", "gpus", "-o", "json", *options(given)]
         return conforming(json.loads(subprocess.run(command, capture_output=True, check=True).stdout))
 
-    def verb(self, *words: str) -> subprocess.CompletedProcess[str]:
-        """A verb that asks this daemon, or reads its state folder."""
+    def verb(self, *words: str, capture: bool = True) -> subprocess.CompletedProcess[str]:
+        """A verb that asks this daemon, or reads its state folder. capture: else it prints where this process does."""
         command = [sys.executable, "-m", "nri_gpu", *words, "--state-dir", str(self.launch.state)]
-        return subprocess.run(command, env=ENVIRONMENT, capture_output=True, text=True, check=False, cwd="/")
+        environment = ENVIRONMENT if capture else {**os.environ, **ENVIRONMENT}  # a terminal's kind is in it
+        return subprocess.run(command, env=environment, capture_output=capture, text=True, check=False, cwd="/")
 
     def status(self) -> Any:  # noqa: ANN401 - parsed JSON
         """What `nri-gpu status -o json` says."""

@@ -3,9 +3,10 @@
 from msgspec.structs import replace
 
 from nri_gpu.domain.gpu import GpuUuid
-from nri_gpu.domain.health import EventType, GpuEvent, Sign
+from nri_gpu.domain.health import EventType, GpuEvent, HealthNotes, Sign
 from nri_gpu.domain.node import GpuFault, Inventory
-from nri_gpu.health.gpu_record import Moment
+from nri_gpu.health.gpu_record import Moment, reset_text
+from nri_gpu.health.node_health import NodeHealth
 from nri_gpu.policy.health_settings import HealthSettings, OtherXids
 from tests.support import builders as make
 
@@ -44,3 +45,13 @@ def look(*signs: tuple[Sign, ...], faults: tuple[GpuFault, ...] = ()) -> Invento
     """GPUs by their signs, from index 0."""
     gpus = tuple(make.gpu(index, uuid=UUIDS[index], signs=each) for index, each in enumerate(signs))
     return Inventory(taken_at=1.0, gpus=gpus, faults=faults)
+
+
+def after_xid(
+    number: int, uuid: GpuUuid, inventory: Inventory, now: Moment
+) -> tuple[Inventory, dict[str, HealthNotes]]:
+    """The inventory after a GPU's XID, with the rules that are built in, and what `status` is told beside it."""
+    rules, event = HealthSettings(), GpuEvent(uuid, int(EventType.XID), number)
+    health, _ = NodeHealth().after_inventory(inventory, rules, now)
+    health, _ = health.after_event(event, rules, now)
+    return health.applied_to(inventory, rules), {uuid: HealthNotes(reset=reset_text(health.records[uuid]))}

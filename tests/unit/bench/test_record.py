@@ -7,6 +7,7 @@ from pathlib import Path
 
 import msgspec
 import pytest
+from msgspec.structs import replace
 
 from bench.contenders import BARE, EIGHT, HOOKS, HOOKS_OF_NVIDIA, NODES, injected, server_driver, specify
 from bench.figures import Ratio
@@ -14,7 +15,7 @@ from bench.record import Comparison, LeftOut, Measured, Record, compared, lines,
 from tests.support.errors import HarnessError
 
 PAGE = "# Cost\n\n<!-- record: contenders -->\nold\n<!-- end -->\n\n<!-- record: budget -->\n<!-- end -->\n"
-README = "<!-- record: summary -->\n<!-- end -->\n"
+README = "<!-- record: summary -->\n<!-- end -->\n<!-- record: figure -->\n<!-- end -->\n"
 
 
 def measured(name: str, ms: float, started: float, hooks: int = 0) -> Measured:
@@ -68,10 +69,18 @@ def test_the_tables_of_the_page_are_made_of_the_record() -> None:
     assert f"| {HOOKS} (11 nodes, 1 mount, 6 hooks) | 1.00 ± 0.00 | 1.00 ± 0.00 | 1.00 ± 0.00 |" in page
     assert f"| {EIGHT} | {HOOKS} | started per second | 1.60 ± 0.00 | must 1.80, aim 2.00: **not met** |" in page
     assert "Left out: another: --another FILE." in page
+    summary = rendered(README, RECORD).replace("\N{NO-BREAK SPACE}", " ")
     # No row of a contender that was left out.
-    *_, row = (line for line in rendered(README, RECORD).splitlines() if line.startswith("| "))
-    row = row.replace("\N{NO-BREAK SPACE}", " ")
-    assert row.endswith("started per second | 0.50 ± 0.00 / 0.50 ± 0.00 / 1.60 ± 0.00 |")
+    assert [line for line in summary.splitlines() if line.startswith("| a")] == [
+        "| a container with 8 GPUs | 1.10 ± 0.00 |"
+    ]
+    figure = " ".join(summary.split())
+    assert "**8 GPUs: create + start in 0.50 of the time of CDI with NVIDIA's hooks**, in 0.50 of the CPU" in figure
+    assert (
+        "1.6 times as many containers started per second. 3 rounds with simulated GPUs on 2026-11-22: cores 2."
+        in figure
+    )
+    assert "8 GPUs" not in rendered(README, replace(RECORD, contenders=RECORD.contenders[:1]))
     assert "Left out: another: --another FILE" in list(lines(RECORD))
 
 
