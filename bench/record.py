@@ -213,8 +213,8 @@ def _figure(record: Record) -> Iterator[str]:
     machine = [f"{what} {record.machine[what]}" for what in MACHINE if what in record.machine]
     text = (
         f"**8 GPUs: create + start in {wall:.2f} of the time of CDI with NVIDIA's hooks**, in {cpu:.2f} of the CPU "
-        f"time, and {started:.1f} times as many containers started per second. {record.rounds} rounds with simulated GPUs "
-        f"on {record.date[:10]}: {', '.join(machine)}."
+        f"time, and {started:.1f} times as many containers started per second. {record.rounds} rounds with simulated "
+        f"GPUs on {record.date[:10]}: {', '.join(machine)}."
     )
     yield from textwrap.wrap(text, WIDTH)
 

@@ -90,7 +90,8 @@ def pod() -> str:
     said = "".join(f"{line}\n" for line in _explained().splitlines() if re.search("|".join(KEPT), line))
     cells = (("train.yaml", _fenced(POD, "yaml")), ("what it would get", _fenced(command + said)))
     heads, bodies = ("".join(f"{each}" for each in row) for row in zip(*(_cell(*each) for each in cells), strict=True))
-    return f"<table>\n<tr>{heads}</tr>\n<tr>\n{bodies}</tr>\n</table>\n"
+    table = f"<table>\n<tr>{heads}</tr>\n<tr>\n{bodies}</tr>\n</table>"
+    return f'<div class="table-wrapper">\n{table}\n</div>\n'  # scrolls by itself on a narrow page of the site
 
 
 def _cell(head: str, body: str) -> tuple[str, str]:

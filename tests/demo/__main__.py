@@ -60,7 +60,7 @@ def demonstrate(stack: ExitStack) -> None:
     node = stack.enter_context(Containerd(runtime))
     # Below containerd's own folder, which goes even when this program is killed.
     launch = _launch(node)
-    show.step(f"nri-gpu run --gpus {launch.topology.relative_to(ROOT)} ..." if launch.topology else "nri-gpu run")
+    show.step(f"nri-gpu run {' '.join(launch.arguments()[:4])} ...".replace(f"{ROOT}/", ""))
     daemon = stack.enter_context(NriGpu(launch))
     daemon.wait_ready()
     gpus = show.gpus(daemon)
