@@ -32,7 +32,7 @@ CATALOGUE: Final[Mapping[str, Mapping[str, tuple[str, str]]]] = {
         "bug: connection to the runtime ended": ("A bug in nri-gpu ended the connection.", REPORT),
         "no connection survives Synchronize": (
             "The runtime cannot send its list of containers: it is too large, or a label or annotation is not UTF-8.",
-            "Remove the pods that the line names; docs/guard.md says how to find them where it names none.",
+            "Remove the pods that the line names; docs/list-size.md says how to find them where it names none.",
         ),
         "the list of containers is too large for the runtime": (
             "If the runtime had to connect again, it could not send its list of containers.",

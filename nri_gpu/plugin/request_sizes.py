@@ -1,7 +1,7 @@
 """Refusals of pods and containers with which the runtime could no longer list the node's containers to us.
 
 A runtime that cannot send its list at Synchronize drops the plugin each time it connects: every container then starts
-without us. A pod pays for its own size: nothing is refused to a pod below its share. docs/guard.md says which cases
+without us. A pod pays for its own size: nothing is refused to a pod below its share. docs/list-size.md says which cases
 remain.
 """
 
@@ -163,7 +163,7 @@ class Sizes:
         except CriError as error:
             return (
                 "a text of a pod may not be UTF-8 (then `crictl pods` or `crictl ps -a` fails), and CRI, which would "
-                f"tell of which pod, cannot be asked ({error}): docs/guard.md says how to find it; or {TOO_LARGE}"
+                f"tell of which pod, cannot be asked ({error}): docs/list-size.md says how to find it; or {TOO_LARGE}"
             )
         pods = ((found.pods.get(pod_id, "?"), pod_id) for pod_id in found.not_utf8)
         names = [f"{shown(name, NAME_MAX)} (sandbox {shown(pod_id, NAME_MAX)})" for name, pod_id in pods]

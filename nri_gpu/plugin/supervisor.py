@@ -40,7 +40,7 @@ UNLISTED: Final = (
 )
 PUT_OFF: Final = (
     "the runtime held the last registration back, so it may create containers before the next one; what the kubelet or "
-    "a claim allocated cannot start meanwhile (docs/kubernetes.md)"
+    "a claim allocated cannot start meanwhile (docs/upgrade.md)"
 )
 NEVER_TOLD: Final = (
     "containers that outlive a restart of the runtime stay unknown, so their GPUs can be granted twice; "

@@ -60,7 +60,7 @@ def test_nothing_that_the_kubelet_gave_starts_while_daemon_and_guard_are_away(cl
 
 
 def assert_few_lost(cluster: Cluster, most: int = GPUS) -> None:
-    """No more pods failed than have GPUs at once, each in one of the two gaps that docs/kubernetes.md lists.
+    """No more pods failed than have GPUs at once, each in one of the two gaps that docs/upgrade.md lists.
 
     Jobs of one length end together, and the next ones begin together. Without a successor, 21 of 24 pods failed.
     """

@@ -162,7 +162,7 @@ def test_systemd_starts_restarts_and_forgets_it(machine: Machine, debs: Debs) ->
 
 
 def test_a_second_daemon_serves_during_an_upgrade(machine: Machine, debs: Debs) -> None:
-    """The lines of docs/kubernetes.md, "Upgrade under load", with the unit's options."""
+    """The lines of docs/upgrade.md, "Upgrade under load", with the unit's options."""
     root = machine.root
     as_unit = (
         "--unit=nri-gpu-next",
