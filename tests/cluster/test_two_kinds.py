@@ -43,14 +43,14 @@ pool = "claims"
 name = "claims"
 device = ["3"]
 """
-# Values of docs/foreign.md, "Node by node": the file's name -> its text.
+# Values of docs/migrate.md, "Node by node": the file's name -> its text.
 SHOWN: Final = dict(
     re.findall(r"```yaml\n# (\w+\.yaml):.*?\n(.*?)```", (ROOT / "docs" / "foreign.md").read_text(), re.S)
 )
 
 
 def values(cluster: Cluster, shown: str, policy: str, **dra: object) -> Object:
-    """What docs/foreign.md shows, with claims and more of a policy. dra: more values of that name."""
+    """What docs/migrate.md shows, with claims and more of a policy. dra: more values of that name."""
     found: Object = yaml.safe_load(SHOWN[shown])
     whole = f"{found.get('policy', '')}\n{policy}"
     return {**cluster.chart_values(), **found, "policy": whole, "dra": {"enabled": True, **dra}}
