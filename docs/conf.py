@@ -12,6 +12,7 @@ from __future__ import annotations
 import functools
 import gc
 import os
+import re
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
@@ -42,6 +43,7 @@ exclude_patterns = [each.name for each in ROOT.iterdir() if each.is_dir() and ea
 
 myst_heading_anchors = 4  # made of the heading's words, as GitHub makes them
 myst_linkify_fuzzy_links = False
+smartquotes = False  # they would make one dash of the two of an option
 highlight_language = "text"  # of a block that names no language
 pygments_style = "friendly"
 pygments_dark_style = "github-dark"
@@ -52,11 +54,15 @@ html_copy_source = False
 html_show_sourcelink = False
 html_static_path = ["static"]
 html_css_files = ["site.css"]
+html_js_files = ["copy.js"]
 html_theme_options = {"navigation_with_keys": True}
 linkcheck_anchors_ignore_for_url = [r"https://github\.com/.*"]  # GitHub makes anchors of Markdown in the browser
 linkcheck_timeout = 20  # seconds
 
 
+# A link in Markdown, or the place that a word in brackets leads to, up to its target within the repository.
+WITHIN: Final = re.compile(r"(\]\(|^\[[^\]\n]+\]: )(?!https?:)(#?)", re.MULTILINE)
+DEFINITION: Final = re.compile(r"^\[[^\]\n]+\]: .*$", re.MULTILINE)
 LINKS: Final = (addnodes.pending_xref, addnodes.download_reference)
 
 
@@ -82,6 +88,38 @@ class SourceLinks(SphinxTransform):
                 link.replace_self(nodes.inline("", "", *link.children, classes=["source-folder"]))
 
 
+class Titles(SphinxTransform):
+    """Links whose text is a page's file name, such as `[install.md](install.md)`: they get the title they lead to."""
+
+    default_priority = 1
+
+    def apply(self, **_settings: object) -> None:
+        """Leave the text of such links to MyST."""
+        for link in self.document.findall(addnodes.pending_xref):
+            if link.get("refdomain") == "doc" and link.astext() == f"{Path(link['reftarget']).name}.md":
+                link["refexplicit"] = False
+                link.children[0].children = []
+
+
+class Options(SphinxTransform):
+    """Options of commands, such as `--log-level`, which get a class: docs/static/site.css keeps each in one line."""
+
+    default_priority = 1
+
+    def apply(self, **_settings: object) -> None:
+        """Add the class."""
+        for code in self.document.findall(nodes.literal):
+            if code.astext().startswith("-"):
+                code["classes"].append("option")
+
+
+def readme_from_docs(_app: Sphinx, path: Path, _page: str, text: list[str]) -> None:
+    """Make README's links right in a page of docs/ that includes its beginning, and put their definitions in front."""
+    if path.name == "README.md":
+        whole = WITHIN.sub(lambda link: f"{link[1]}../{'README.md#' if link[2] else ''}", text[0])
+        text[0] = "\n".join([*DEFINITION.findall(whole), "", whole])
+
+
 class Search(SearchEnglish):
     """English as Sphinx has it; a word's stem is looked for once, which saves a tenth of the build."""
 
@@ -96,6 +134,8 @@ class Search(SearchEnglish):
 def setup(app: Sphinx) -> dict[str, bool]:
     """Sphinx's door to what is added here."""
     gc.disable()  # the build is short and keeps what it makes
-    app.add_transform(SourceLinks)
+    for each in (SourceLinks, Titles, Options):
+        app.add_transform(each)
+    app.connect("include-read", readme_from_docs)
     app.add_search_language(Search)
     return {"parallel_read_safe": True, "parallel_write_safe": True}

@@ -12,6 +12,7 @@ import msgspec
 from bench import record as performance
 from tests.reliability import result as reliability
 from tools.files import ROOT, Drawn, Files, picture
+from tools.svg_theme import with_dark_colours
 
 PICTURES: Final = ROOT / "docs" / "pictures"
 OURS, OTHERS = "#0072b2", "#999999"  # told apart by the colour-blind, and in print
@@ -61,7 +62,7 @@ def soak(series: Sequence[reliability.Series]) -> str:
             axes.set_xlim(left=0)
             axes.set_ylim(bottom=0)
             if len(names) > 1 and axes.lines:
-                axes.legend(fontsize=8)
+                axes.legend(fontsize=8, frameon=False)
         column[0].set_title(title, fontsize=10)
     return _svg(figure)
 
@@ -72,8 +73,8 @@ def _svg(figure: object) -> str:
 
     written = io.StringIO()
     with mpl.rc_context({"svg.fonttype": "none", "svg.hashsalt": "nri-gpu", "font.family": "sans-serif"}):
-        figure.savefig(written, format="svg", metadata={"Date": None})  # type: ignore[attr-defined] # a Figure
-    return "".join(f"{line.rstrip()}\n" for line in written.getvalue().splitlines())
+        figure.savefig(written, format="svg", transparent=True, metadata={"Date": None})  # type: ignore[attr-defined] # a Figure
+    return with_dark_colours("".join(f"{line.rstrip()}\n" for line in written.getvalue().splitlines()))
 
 
 def plots() -> Files:

@@ -32,12 +32,12 @@ def reference() -> str:
 def _section(section: str) -> Iterator[str]:
     yield f"## `[{section}]`\n"
     yield f"{section_help(section)}\n"
-    yield "| key | default | option | what it is |"
-    yield "|---|---|---|---|"
+    yield "| key, option | default | what it is |"
+    yield "|---|---|---|"
     for row in settings_of(SECTIONS[section]).values():
-        option = f"`{row.flag}`" if row.flag else ""
+        option = f", `{row.flag}`" if row.flag else ""
         # TOML and JSON write strings, numbers and arrays of them alike.
-        yield f"| `{row.key}` | `{json.dumps(row.written_default)}` | {option} | {row.help} |"
+        yield f"| `{row.key}`{option} | `{json.dumps(row.written_default)}` | {row.help} |"
     yield ""
 
 

@@ -16,6 +16,7 @@ from nri_gpu.domain.health import HealthState
 from nri_gpu.health.states import TRANSITIONS
 from tools.files import ROOT, Files, picture
 from tools.share import Argument, Takes, arguments_of
+from tools.svg_theme import with_dark_colours
 
 DOCS: Final = ROOT / "docs"
 REFERENCE: Final = DOCS / "reference"
@@ -26,7 +27,7 @@ FILES: Final = (
     "A file that the command line names ends a verb with 78 if it is missing or cannot be understood, and with 77 if\n"
     "it may not be read. 2 is a wrong command line alone."
 )
-STYLE: Final = """  bgcolor="white"; fontname="Helvetica"; rankdir=LR; nodesep=0.5; ranksep=1.1;
+STYLE: Final = """  bgcolor="transparent"; fontname="Helvetica"; rankdir=LR; nodesep=0.5; ranksep=1.1;
   node [shape=box, style="rounded,filled", fillcolor="#eef4fb", color="#33658a", fontname="Helvetica", fontsize=13];
   edge [color="#444444", fontname="Helvetica", fontsize=11];
 """
@@ -104,7 +105,8 @@ def diagrams() -> Files:
 
 def draw(text: str) -> str:
     """Run graphviz on a text."""
-    return subprocess.run(["dot", "-Tsvg"], input=text, capture_output=True, text=True, check=True).stdout
+    drawn = subprocess.run(["dot", "-Tsvg"], input=text, capture_output=True, text=True, check=True).stdout
+    return with_dark_colours(drawn)
 
 
 def pages() -> Files:
