@@ -63,6 +63,8 @@ linkcheck_timeout = 20  # seconds
 # A link in Markdown, or the place that a word in brackets leads to, up to its target within the repository.
 WITHIN: Final = re.compile(r"(\]\(|^\[[^\]\n]+\]: )(?!https?:)(#?)", re.MULTILINE)
 DEFINITION: Final = re.compile(r"^\[[^\]\n]+\]: .*$", re.MULTILINE)
+LONG: Final = 24  # characters
+BREAKABLE: Final = re.compile(r"(?<=[/=,])(?=[^/\s])")
 LINKS: Final = (addnodes.pending_xref, addnodes.download_reference)
 
 
@@ -101,16 +103,21 @@ class Titles(SphinxTransform):
                 link.children[0].children = []
 
 
-class Options(SphinxTransform):
-    """Options of commands, such as `--log-level`, which get a class: docs/static/site.css keeps each in one line."""
+class LongWords(SphinxTransform):
+    """Code whose words are long, such as paths: they may break after a slash. docs/static/site.css keeps words whole."""
 
     default_priority = 1
 
     def apply(self, **_settings: object) -> None:
-        """Add the class."""
+        """Put these places in."""
         for code in self.document.findall(nodes.literal):
-            if code.astext().startswith("-"):
-                code["classes"].append("option")
+            text = code.astext()
+            if max(map(len, text.split()), default=0) > LONG and not isinstance(code.parent, nodes.title):
+                first, *others = BREAKABLE.split(text)
+                code.children = []
+                code += nodes.Text(first)
+                for part in others:
+                    code += [nodes.raw("", "<wbr>", format="html"), nodes.Text(part)]
 
 
 def readme_from_docs(_app: Sphinx, path: Path, _page: str, text: list[str]) -> None:
@@ -134,7 +141,7 @@ class Search(SearchEnglish):
 def setup(app: Sphinx) -> dict[str, bool]:
     """Sphinx's door to what is added here."""
     gc.disable()  # the build is short and keeps what it makes
-    for each in (SourceLinks, Titles, Options):
+    for each in (SourceLinks, Titles, LongWords):
         app.add_transform(each)
     app.connect("include-read", readme_from_docs)
     app.add_search_language(Search)
