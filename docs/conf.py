@@ -64,7 +64,7 @@ linkcheck_timeout = 20  # seconds
 WITHIN: Final = re.compile(r"(\]\(|^\[[^\]\n]+\]: )(?!https?:)(#?)", re.MULTILINE)
 DEFINITION: Final = re.compile(r"^\[[^\]\n]+\]: .*$", re.MULTILINE)
 LONG: Final = 24  # characters
-BREAKABLE: Final = re.compile(r"(?<=[/=,])(?=[^/\s])")
+BREAKABLE: Final = re.compile(r"(?<=\w[/=,])(?=[^/\s])")
 LINKS: Final = (addnodes.pending_xref, addnodes.download_reference)
 
 
@@ -104,7 +104,7 @@ class Titles(SphinxTransform):
 
 
 class LongWords(SphinxTransform):
-    """Code whose words are long, such as paths: they may break after a slash. docs/static/site.css keeps words whole."""
+    """Long words of code, such as paths: they may break after a slash. docs/static/site.css keeps others whole."""
 
     default_priority = 1
 

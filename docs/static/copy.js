@@ -1,5 +1,5 @@
 // A button on each block that can be copied: of a block with prompts ("$ ", "# ") the commands alone. Output has none.
-const PROMPTED = /^[$#] ((?:.*\\\n)*.*)$/gm;
+const PROMPTED = /^[$#] ((?:.*[\\|]\n)*.*)$/gm;
 const MIXED = ".highlight-text, .highlight-console"; // commands with what they print
 
 function copied(block) {

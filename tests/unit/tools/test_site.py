@@ -2,22 +2,50 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 
-from tools.site import LIST, Page, build, external, faults, links_text, pages, reachable
+from tools.files import ROOT
+from tools.site import LIST, Page, external, faults, links_text, pages, reachable
 
 
-def test_it_builds_without_a_warning_and_every_link_leads_somewhere(
-    tmp_path: Path, capfd: pytest.CaptureFixture[str]
-) -> None:
-    code = build(tmp_path)
-    assert (code, capfd.readouterr().err) == (0, "")
-    built = pages(tmp_path)
+@pytest.fixture(scope="module")
+def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("site")
+    command = [sys.executable, "-m", "tools.site", str(folder)]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
+    return folder
+
+
+def test_it_builds_without_a_warning_and_every_link_leads_somewhere(site: Path) -> None:
+    built = pages(site)
     assert {Path("index.html"), Path("docs/index.html"), Path("docs/policy.html"), Path("README.html")} <= built.keys()
-    assert list(faults(tmp_path, built)) == []
-    assert (tmp_path / "searchindex.js").is_file()
+    assert (site / "searchindex.js").is_file()
+
+
+def test_the_landing_page_is_the_beginning_of_readme_with_its_links(site: Path) -> None:
+    landing, readme = ((site / name).read_text() for name in ("docs/index.html", "README.html"))
+    assert ["When to use it, and when not" in page for page in (landing, readme)] == [False, True]
+    assert '<a class="reference external" href="https://github.com/containerd/nri">NRI</a>' in landing
+
+
+def test_a_link_with_a_file_name_for_text_shows_the_title(site: Path) -> None:
+    page = (site / "docs/reference/policy.html").read_text()  # in Markdown: [policy.md](../policy.md)
+    assert 'href="../policy.html"><span class="std std-doc">The policy file</span></a>' in page
+
+
+def test_an_option_in_prose_keeps_its_two_dashes(site: Path) -> None:
+    assert "unless --socket says which" in (site / "docs/reference/verbs.html").read_text()
+
+
+def test_a_long_path_may_break_after_a_slash_and_a_short_one_not(site: Path) -> None:
+    page = (site / "docs/reference/policy.html").read_text()
+    assert '&quot;/var/</span><wbr><span class="pre">lib/</span><wbr>' in page
+    assert "&quot;/var/run/nri/nri.sock&quot;</span>" in page
 
 
 @pytest.mark.parametrize(
