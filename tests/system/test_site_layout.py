@@ -9,8 +9,8 @@ import pytest
 from matplotlib.image import imread
 
 from tests.support.browser import answers, screenshot
+from tests.support.built_site import site as site
 from tools.files import ROOT
-from tools.site import build
 from tools.svg_theme import DARK
 
 # Per page: how many keys and options it has, which of them are on two lines, which letters in a row are though they fit
@@ -62,13 +62,6 @@ CLICKS: Final = """async (page, window) => {
   for (const button of page.querySelectorAll("button.copy")) button.click();
   return copied;
 }"""
-
-
-@pytest.fixture(scope="module")
-def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("site")
-    assert build(folder) == 0
-    return folder
 
 
 @pytest.mark.parametrize("width", [1280, 400])

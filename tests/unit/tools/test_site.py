@@ -2,23 +2,12 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
-from tools.files import ROOT
+from tests.support.built_site import site as site
 from tools.site import LIST, Page, external, faults, links_text, pages, reachable
-
-
-@pytest.fixture(scope="module")
-def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("site")
-    command = [sys.executable, "-m", "tools.site", str(folder)]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
-    assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
-    return folder
 
 
 def test_it_builds_without_a_warning_and_every_link_leads_somewhere(site: Path) -> None:
