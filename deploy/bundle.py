@@ -10,7 +10,8 @@
     usr/lib/systemd/system/          units, whose programs are in /usr/bin
     usr/share/nri-gpu/               drop-ins of units, chart, manifests, examples of policies and topologies
     usr/share/man, bash-completion, zsh, fish
-    etc/nri-gpu/policy.toml
+    usr/share/doc/nri-gpu/           README and manual, with links by which theirs hold
+    etc/nri-gpu/policy.toml          and a link to its schema
 
 Distributions' packages are three: nri-gpu-common has all that starts nothing; nri-gpu has the policy and the units that
 give containers GPUs; nri-gpu-observe has the observer's unit.
@@ -52,20 +53,32 @@ SYSTEM_PYTHON: Final = "/usr/bin/python3"
 PROGRAM: Final = "/usr/bin/nri-gpu"  # where packages have it
 UNITS: Final = "usr/lib/systemd/system"
 SHARED: Final = "usr/share/nri-gpu"
+MANUAL: Final = "usr/share/doc/nri-gpu"
+POLICY: Final = "etc/nri-gpu/policy.toml"
 COMMON, DAEMON, OBSERVER = PACKAGES = ("nri-gpu-common", "nri-gpu", "nri-gpu-observe")
 # Of the packages of this version: goes up where they change and the version does not.
-REVISION: Final = 2
+REVISION: Final = 3
 # From the tree to the package, where neither the wheel's metadata nor a unit is it.
 COPIED: Final[Mapping[str, str]] = {
     **{f"systemd/{name}": f"{SHARED}/systemd/{name}" for name in ("nri-gpu.service.d",)},
     **{f"deploy/{name}": f"{SHARED}/{name}" for name in ("helm", "manifests", "monitoring")},
+    **{name: f"{MANUAL}/{name}" for name in ("README.md", "CHANGELOG.md", "docs")},
+    "api/schemas": f"{SHARED}/schemas",
     **{f"config/{name}": f"{SHARED}/{name}" for name in ("containerd", "examples", "topologies", "policy.schema.json")},
     **{f"share/{name}": f"usr/share/{name}" for name in ("bash-completion", "fish", "man", "zsh")},
     **{f"share/kubectl/{name}": f"usr/bin/{name}" for name in ("kubectl-nri_gpu", "kubectl_complete-nri_gpu")},
-    "config/policy.toml": "etc/nri-gpu/policy.toml",
+    "config/policy.toml": f"{SHARED}/policy.toml",
     "deploy/launcher.sh": PROGRAM.strip("/"),
     "deploy/start.py": f"{BUNDLE}/nri-gpu",
 }
+# So links of README and manual hold: what they name below config/ and deploy/ is all in SHARED.
+LINKED: Final[Mapping[str, str]] = {
+    **{f"{MANUAL}/{name}": "../../nri-gpu" for name in ("api", "config", "deploy")},
+    f"{MANUAL}/systemd": "../../../lib/systemd/system",
+    "etc/nri-gpu/policy.schema.json": f"/{SHARED}/policy.schema.json",
+}
+# In docs/, what only the site is made of.
+ONLY_OF_SITE: Final = ("conf.py", "static", "diagrams", "records", "external-links.txt")
 # Not needed to run: tests, and what pip knows of an installation, which is not what is here.
 LEFT_OUT: Final = ("tests", "testing", "testdata", "RECORD", "INSTALLER", "REQUESTED")
 # What a checkout has beside its sources: .gitignore's, and git's own.
@@ -101,6 +114,9 @@ def lay_out(destination: Path, machine: str = platform.machine(), pythons: Seque
     _make_environment(destination / BUNDLE, pythons)
     for source, target in COPIED.items():
         _copy(ROOT / source, destination / target)
+    _copy(destination / SHARED / "policy.toml", destination / POLICY)
+    for link, target in LINKED.items():
+        (destination / link).symlink_to(target)
     _install_units(destination / UNITS)
     set_modes(destination)
 
@@ -243,7 +259,8 @@ def _make_environment(bundle: Path, pythons: Sequence[str]) -> None:
 def _copy(source: Path, target: Path) -> None:
     target.parent.mkdir(parents=True, exist_ok=True)
     if source.is_dir():
-        shutil.copytree(source, target, dirs_exist_ok=True)
+        left_out = ONLY_OF_SITE if source == ROOT / "docs" else ()
+        shutil.copytree(source, target, ignore=shutil.ignore_patterns(*left_out), dirs_exist_ok=True)
     else:
         shutil.copyfile(source, target)
 

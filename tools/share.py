@@ -12,10 +12,13 @@ from typing import Final
 from msgspec import Struct
 
 from nri_gpu.cli.main import EXIT_HELP, GROUPS, VERBS, Verb
+from tools import man_pages
 from tools.files import ROOT, Files
+from tools.man_pages import roff, see_also
 
 SHARE: Final = ROOT / "share"
-MADE_BY: Final = "Made by tools/share.py from the table of verbs: run `make generate`."
+MADE_OF: Final = "the table of verbs"
+MADE_BY: Final = f"Made by tools/share.py from {MADE_OF}: run `make generate`."
 ABOUT: Final = "GPUs for containers through containerd's NRI"
 
 
@@ -238,12 +241,11 @@ def _fish(text: str) -> str:
 def manual(verb: Verb | None = None) -> str:
     """Return a page in man(7): of one verb, or of the program."""
     name = f"nri-gpu-{verb.name}" if verb else "nri-gpu"
-    lines = [f'.\\" {MADE_BY}', f'.TH {name.upper()} 1 "" "nri-gpu" "nri-gpu manual"', ".SH NAME"]
-    lines.append(f"{_roff(name)} \\- {_roff(verb.help if verb else ABOUT)}")
+    lines = man_pages.head(name, 1, verb.help if verb else ABOUT, MADE_OF)
     lines += _of_verb(verb) if verb else _of_program()
-    lines += [".SH EXIT STATUS", *_exits(), ".SH SEE ALSO"]
-    others = [".BR nri-gpu (1)"] if verb else [f".BR nri-gpu\\-{each.name} (1)" for each in VERBS]
-    return "\n".join([*lines, *(f"{each}," for each in others[:-1]), others[-1]]) + "\n"
+    others = ["nri-gpu(1)"] if verb else [f"nri-gpu-{each.name}(1)" for each in VERBS]
+    lines += [".SH EXIT STATUS", *_exits(), *see_also("nri-gpu-request(7)", "nri-gpu-policy(5)", *others)]
+    return "\n".join(lines) + "\n"
 
 
 def _of_program() -> Iterator[str]:
@@ -252,36 +254,31 @@ def _of_program() -> Iterator[str]:
     for group, names in {**GROUPS, "help": tuple(WORDS)}.items():
         yield f".SS {group}"
         for name in names:
-            yield from (".TP", f".B {_roff(name)}", _roff({**helps, **WORDS}[name]))
+            yield from (".TP", f".B {roff(name)}", roff({**helps, **WORDS}[name]))
 
 
 def _of_verb(verb: Verb) -> Iterator[str]:
     arguments = arguments_of(verb)
-    yield from (".SH SYNOPSIS", f".B nri\\-gpu {_roff(verb.name)}", "[options]")
+    yield from (".SH SYNOPSIS", f".B nri\\-gpu {roff(verb.name)}", "[options]")
     for each in arguments:
         if not each.flags:
-            yield f".I {_roff('|'.join(each.words) or each.name)}{' ...' if each.many else ''}"
+            yield f".I {roff('|'.join(each.words) or each.name)}{' ...' if each.many else ''}"
     yield ".SH DESCRIPTION"
     for line in verb.teach.splitlines():
         example = line.startswith("  ")
-        yield from (".IP", ".EX", _roff(line.strip()), ".EE", ".PP") if example else (_roff(line),)
+        yield from (".IP", ".EX", roff(line.strip()), ".EE") if example else (roff(line),)
     yield ".SH OPTIONS"
     for each in arguments:
         value = "{" + ",".join(each.words) + "}" if each.words else "" if each.takes is Takes.NOTHING else each.name
-        head = ", ".join(f"\\fB{_roff(flag)}\\fR" for flag in each.flags)
-        yield from (".TP", " ".join(filter(None, (head, f"\\fI{_roff(value)}\\fR" if value else ""))), _roff(each.help))
+        head = ", ".join(f"\\fB{roff(flag)}\\fR" for flag in each.flags)
+        yield from (".TP", " ".join(filter(None, (head, f"\\fI{roff(value)}\\fR" if value else ""))), roff(each.help))
 
 
 def _exits() -> Iterator[str]:
     """Yield EXIT_HELP as a list: it has a title and then codes with their meanings, three blanks between them."""
     for each in EXIT_HELP.splitlines()[1].split("   "):
         code, _, meaning = each.strip().partition(" ")
-        yield from (".TP", f".B {code}", _roff(meaning))
-
-
-def _roff(text: str) -> str:
-    escaped = text.replace("\\", "\\e").replace("-", "\\-")
-    return f"\\&{escaped}" if escaped.startswith((".", "'")) else escaped
+        yield from (".TP", f".B {code}", roff(meaning))
 
 
 # --- the files --------------------------------------------------------------------------------------------------------
@@ -295,6 +292,8 @@ def completions_and_manuals() -> Files:
         "zsh/site-functions/_nri-gpu": zsh(),
         "fish/vendor_completions.d/nri-gpu.fish": fish(),
         "man/man1/nri-gpu.1": manual(),
+        "man/man5/nri-gpu-policy.5": man_pages.policy(),
+        "man/man7/nri-gpu-request.7": man_pages.request(),
         **pages,
     }
     folders = {name.partition("/")[0] for name in made}

@@ -28,9 +28,10 @@ from nri_gpu import __version__
 HERE: Final = Path(__file__).parent
 SCRIPTS: Final = ("preinst", "postinst", "prerm", "postrm")
 # These too are in every package's control archive, where its folder has them.
-OTHERS: Final = ("control", "conffiles", "triggers")
+OTHERS: Final = ("control", "triggers")
 # The default level of xz takes six times as long, and makes packages that are an eighth smaller.
 COMPRESSED: Final = {"xz": ("-Zxz", "-z1"), "gzip": ("-Zgzip",), "none": ("-Znone",)}
+SHIPPED: Final = bundle.ROOT / "config/policy.toml"
 VERSION: Final = f"{__version__}-{bundle.REVISION}"
 # Debian's name of an architecture -> what `uname -m` says.
 MACHINES: Final = {"amd64": "x86_64", "arm64": "aarch64"}
@@ -54,6 +55,7 @@ def pack(tree: Path, output: Path, compression: str) -> tuple[Path, ...]:
     Raises: bundle.BundleError, sbom.SbomError, subprocess.CalledProcessError.
     """
     epoch = bundle.released_at()
+    (tree / bundle.POLICY).unlink()  # postinst copies it: dpkg would ask everybody who edits it
     output.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(prefix="nri-gpu-parts-", dir=tree.parent) as parts:
         bundle.split(tree, Path(parts))
@@ -98,13 +100,12 @@ def _document(part: Path, epoch: int) -> None:
     _write_gzip(folder / "changelog.Debian.gz", f"{heading}\n\n{entry}\n\n{signed}\n")
     (folder / "copyright").write_text("\n".join(_copyright(part)))
     if part.name == bundle.COMMON:
-        (folder / "README.md").write_bytes((bundle.ROOT / "README.md").read_bytes())
         _write_gzip(folder / "changelog.gz", (bundle.ROOT / "CHANGELOG.md").read_text())
         sbom.write(folder)
     completions = part / "usr/share/zsh/site-functions"
     if completions.exists():  # Debian's zsh looks there for what packages bring
         completions.rename(completions.with_name("vendor-completions"))
-    for manual in (part / "usr/share/man").rglob("*.1"):
+    for manual in (part / "usr/share/man").rglob("nri-gpu*"):
         _write_gzip(manual.with_name(f"{manual.name}.gz"), manual.read_text())
         manual.unlink()
     overrides = part / "usr/share/lintian/overrides" / part.name
@@ -130,6 +131,7 @@ def _control(part: Path, architecture: str) -> None:
     files = sorted(path for path in part.rglob("*") if path.is_file() and not path.is_symlink())
     size_kib = sum(-(-path.stat().st_size // 1024) for path in files)
     facts = {"@VERSION@": VERSION, "@ARCHITECTURE@": architecture, "@INSTALLED_SIZE@": str(size_kib)}
+    facts["@POLICY_SUM@"] = hashlib.sha256(SHIPPED.read_bytes()).hexdigest()
     facts |= {f"@{path.stem.upper()}@": path.read_text().rstrip("\n") for path in HERE.glob("*.sh")}
     folder = part / "DEBIAN"
     folder.mkdir(mode=0o755)
@@ -140,10 +142,7 @@ def _control(part: Path, architecture: str) -> None:
                 text = text.replace(mark, fact)
             (folder / source.name).write_text(text)
             (folder / source.name).chmod(0o755 if source.name in SCRIPTS else 0o644)
-    edited = folder / "conffiles"
-    theirs = edited.read_text().split() if edited.exists() else []  # dpkg itself keeps the sums of these
-    summed = [path for path in files if f"/{path.relative_to(part)}" not in theirs]
-    sums = (f"{hashlib.md5(path.read_bytes()).hexdigest()}  {path.relative_to(part)}" for path in summed)
+    sums = (f"{hashlib.md5(path.read_bytes()).hexdigest()}  {path.relative_to(part)}" for path in files)
     (folder / "md5sums").write_text("\n".join(sums) + "\n")
     (folder / "md5sums").chmod(0o644)
 

@@ -22,7 +22,7 @@ from deploy import bundle
 from nri_gpu import __version__
 
 SPEC: Final = Path(__file__).with_name("nri-gpu.spec")
-DOCUMENTS: Final = ("README.md", "CHANGELOG.md", "LICENSE")
+DOCUMENTS: Final = ("LICENSE",)
 # Level 19 takes ten times as long, and makes packages that are a ninth smaller.
 COMPRESSION: Final = "w9.zstdio"
 # No time and no name of the machine that builds.

@@ -15,6 +15,7 @@ from msgspec.structs import replace
 
 from nri_gpu.cli.ask_daemon import daemon_status, overrides_of
 from nri_gpu.cli.follow_daemon import topology_of
+from nri_gpu.cli.installed import findings_here
 from nri_gpu.cli.page import Line, Tone
 from nri_gpu.cli.render import answer, lines, titled
 from nri_gpu.cli.status_page import fail_closed
@@ -122,6 +123,7 @@ def run(args: argparse.Namespace) -> int:
         *(registration_findings(status.runtime) if status else ()),
         *claim_findings(seen),
     )
+    found = findings_here(found)
     advice = _advice(found)
     notes = tuple(each.meaning for each in found if each.level is Level.NOTE)
     page = [Line(titled(f"{policy.source}: ok", simulated=bool(topologies)))]

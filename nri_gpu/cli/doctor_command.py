@@ -9,8 +9,11 @@ import time
 from pathlib import Path
 from typing import Final
 
+from msgspec.structs import replace
+
 from nri_gpu.cli.ask_daemon import ask
 from nri_gpu.cli.follow_daemon import policy_in_force
+from nri_gpu.cli.installed import findings_here
 from nri_gpu.cli.page import Line, Tone, json_text
 from nri_gpu.daemon.answers import DaemonStatus
 from nri_gpu.doctor.examine import DoctorDocument, examine, paragraphs, to_text
@@ -45,6 +48,8 @@ def run(args: argparse.Namespace) -> int:
     seen = _examined(args)
     runtime = container_runtime(seen)
     found = examine(seen, runtime)
+    sections = (replace(each, findings=findings_here(each.findings)) for each in found.sections)
+    found = replace(found, sections=tuple(sections))
     if args.output == "json":
         print(json_text(found))
     elif sys.stdout.isatty():

@@ -24,6 +24,12 @@ EXIT_HELP: Final = """exit codes:
   0 ok   1 a finding or a refusal   2 wrong usage   69 unavailable   70 a bug   77 no permission   78 configuration"""
 
 
+# Man pages first: a system may leave /usr/share/doc out. verb: with a dash before it, or empty.
+MANUAL_HELP: Final = """manual:
+  man nri-gpu{verb}; man nri-gpu-request (annotations); man nri-gpu-policy
+  docs/... are its pages, below /usr/share/doc/nri-gpu of a package"""
+
+
 # Spellings of an option, or the bare name of a positional argument; and what argparse has to know of it.
 Option = tuple[tuple[str, ...], Mapping[str, object]]
 
@@ -214,7 +220,7 @@ VERBS: Final = (
         "Asks NVML once, in a child process, and adds what a running daemon knows about the GPUs' health. A GPU that\n"
         "cannot be granted is shown with the reason. Policy, driver root and simulated node are the running daemon's,\n"
         "unless options say otherwise. Example:\n"
-        "  nri-gpu gpus --gpus config/topologies/four-gpus.toml",
+        "  nri-gpu gpus --gpus /usr/share/nri-gpu/topologies/four-gpus.toml",
         (
             POLICY,
             GPUS,
@@ -448,7 +454,7 @@ VERBS: Final = (
         "allocates to limits and ResourceClaims as kubelet and scheduler would. With --gpus it needs no GPU either.\n"
         "Without, node and policy are those of the running daemon, unless options say otherwise.\n"
         "Exits 1 when a container would be refused. Example:\n"
-        "  nri-gpu explain pod.yaml --gpus config/topologies/four-gpus.toml",
+        "  nri-gpu explain pod.yaml --gpus /usr/share/nri-gpu/topologies/four-gpus.toml",
         (
             _option("file", help="pods, or objects with pod templates; -: standard input", metavar="POD.yaml"),
             _option(
@@ -478,8 +484,8 @@ VERBS: Final = (
         "try",
         "nri_gpu.cli.try_command",
         "make a pod that asks for a GPU, and say what became of it: the Job of `helm test` runs it",
-        "Runs in a pod with an account that may make pods (deploy/helm/nri-gpu/templates/test.yaml). It asks as\n"
-        "policy and options let pods ask: by limits, by a ResourceClaim, by annotation. It waits for 60 s at most,\n"
+        "Runs in a pod with an account that may make pods (templates/test.yaml of the chart). It asks as policy\n"
+        "and options let pods ask: by limits, by a ResourceClaim, by annotation. It waits for 60 s at most,\n"
         "prints the GPU and the driver, or why there is none, and deletes what it made. Exits 1 when there is none.\n"
         "Example:\n"
         "  nri-gpu try --namespace nri-gpu --pod $HOSTNAME --kubelet",
@@ -670,6 +676,11 @@ def _warn_of(dropped: Mapping[str, str]) -> None:
 class _Parser(argparse.ArgumentParser):
     """A parser whose complaint is one sentence."""
 
+    def format_help(self) -> str:
+        from nri_gpu.cli.installed import here  # only for help
+
+        return here(super().format_help())
+
     def exit(self, status: int = 0, message: str | None = None) -> NoReturn:
         sys.stdout.flush()  # here, where main sees that nobody reads the help
         super().exit(status, message)
@@ -687,7 +698,7 @@ def parse(name: str, *words: str) -> argparse.Namespace:
     parser = _Parser(
         prog=f"nri-gpu {verb.name}",
         description=f"{verb.help}\n\n{verb.teach}",
-        epilog=EXIT_HELP,
+        epilog=f"{EXIT_HELP}\n\n{MANUAL_HELP.format(verb=f'-{verb.name}')}",
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.set_defaults(module=verb.module, dropped={})
@@ -727,5 +738,7 @@ def _help() -> str:
             first = f"  {name:<{NAME_COLUMNS}}"
             lines += textwrap.wrap(verbs[name].help, columns, initial_indent=first, subsequent_indent=" " * len(first))
             lines.append(f"{' ' * len(first)}$ {verbs[name].example}")
-    lines += ["", *textwrap.wrap(MORE, columns), "", *EXIT_HELP.splitlines()]
-    return "\n".join(lines)
+    lines += ["", *textwrap.wrap(MORE, columns), "", *EXIT_HELP.splitlines(), "", MANUAL_HELP.format(verb="")]
+    from nri_gpu.cli.installed import here  # only for help
+
+    return here("\n".join(lines))

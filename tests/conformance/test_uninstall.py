@@ -37,7 +37,8 @@ BEFORE: Final = (
     *("etc/systemd/system", "etc/kubernetes/node-feature-discovery/features.d", "usr/local/bin", "opt", "proc"),
     *("run/cdi", "var/run/cdi", "var/run/nri", "var/lib/kubelet/device-plugins", "var/lib/kubelet/plugins_registry"),
     "var/lib/kubelet/plugins",
-    *(f"usr/local/share/{name}" for name in ("man/man1", "bash-completion/completions")),
+    *(f"usr/local/share/{name}" for name in ("man/man1", "man/man5", "man/man7")),
+    "usr/local/share/bash-completion/completions",
     *(f"usr/local/share/{name}" for name in ("zsh/site-functions", "fish/vendor_completions.d")),
 )
 

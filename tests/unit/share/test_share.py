@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import re
 import subprocess
 from pathlib import Path
 from shlex import quote
@@ -10,8 +11,12 @@ from shlex import quote
 import pytest
 
 from nri_gpu.cli.main import VERBS
+from nri_gpu.policy.document import SECTIONS
+from nri_gpu.policy.forms import settings_of
+from nri_gpu.request.annotation import CLAUSES
 from tests.support import packages
 from tests.support.tmux import Terminal
+from tools import man_pages
 
 ROOT = Path(__file__).parents[3]
 SHARE = ROOT / "share"
@@ -125,9 +130,73 @@ def test_there_is_a_page_for_each_verb() -> None:
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
 def test_pages_are_formatted_without_a_warning(page: Path) -> None:
-    text = " ".join(run(*packages.command("groff", "groff-base"), "-man", "-Tascii", "-ww", "-P-cbou", page).split())
+    text = " ".join(formatted(page).split())
     verb = next((each for each in VERBS if page.stem == f"nri-gpu-{each.name}"), None)
-    for section in ("NAME", "SYNOPSIS", "EXIT STATUS", "SEE ALSO", "78 configuration"):
+    for section in ("NAME", "SYNOPSIS", "EXIT STATUS", "SEE ALSO", "78 configuration", "nri-gpu-request(7)"):
         assert section in text
     for flag in OPTIONS[verb.name] if verb else NAMES:
         assert flag in text or not flag.startswith("-")
+
+
+def formatted(page: Path) -> str:
+    return run(*packages.command("groff", "groff-base"), "-man", "-Tascii", "-ww", "-P-cbou", page)
+
+
+def test_the_page_of_requests_has_what_the_manual_has() -> None:
+    text = formatted(SHARE / "man/man7/nri-gpu-request.7")
+    assert max(map(len, text.splitlines())) <= 80
+    source = (ROOT / "docs/requests.md").read_text()
+    words = " ".join(text.split())
+    for clause in CLAUSES:
+        assert clause in words
+    for heading in re.findall(r"^## (.+)$", source, re.MULTILINE):
+        assert f"\n{heading.upper()}\n" in text
+    examples = re.findall(r"^```(\w*)\n(.*?)^```$", source, re.MULTILINE | re.DOTALL)
+    lines = [line for kind, example in examples if kind != "text" for line in example.splitlines()]
+    assert len(lines) > 10
+    assert [line for line in lines if f"       {line}\n" not in text] == []
+    assert not re.search(r"\]\(|\*\*|`", text)  # nothing is left of Markdown
+
+
+def test_the_page_of_the_policy_has_each_key() -> None:
+    text = formatted(SHARE / "man/man5/nri-gpu-policy.5")
+    assert max(map(len, text.splitlines())) <= 80
+    for name, cls in SECTIONS.items():
+        _, found, section = text.partition(f"\n   [{name}]\n")
+        assert found, name
+        for key in settings_of(cls):
+            assert re.search(rf"^       {key}\b", section.partition("\n   [")[0], re.MULTILINE), key
+
+
+def test_no_page_has_what_mandoc_warns_of() -> None:
+    """But for the date, which would be another one each time that a page is made."""
+    pages = sorted(SHARE.glob("man/man?/*"))
+    command = [*packages.command("mandoc", "mandoc"), "-T", "lint", "-W", "warning", *map(str, pages)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=30, check=False)
+    said = (done.stdout + done.stderr).splitlines()
+    assert len(said) >= len(pages)
+    assert [line for line in said if "missing date" not in line] == []
+
+
+def test_markdown_that_no_page_can_show_is_named() -> None:
+    with pytest.raises(man_pages.UnknownMarkdownError, match="no man page has blockquote so far"):
+        man_pages.blocks("> quoted")
+    with pytest.raises(man_pages.UnknownMarkdownError, match="no man page has image so far"):
+        man_pages.blocks("![a picture](x.svg)")
+
+
+@pytest.mark.parametrize(
+    ("markdown", "lines"),
+    [
+        (".hidden 'is' no command", ["\\&.hidden \\(aqis\\(aq no command"]),
+        ("one\n.two `a-b`", ["one\n\\&.two \\fBa\\-b\\fR"]),
+        ("[Extras](extras.md#drm), [extras.md](extras.md)", ["Extras (docs/extras.md), docs/extras.md"]),
+        ("[below](#mig-devices)", ["below"]),
+        ("1. one\n2. two", [".IP 1. 4", "one", ".IP 2. 4", "two"]),
+        ("| a | b |\n|---|---|\n| `x` | y |", [".TP", "\\fBx\\fR", "y"]),
+        ("| a | b | c |\n|---|---|---|\n| x | | z |", [".TP", "x", "\\fIc:\\fR z"]),
+        ("<!-- not shown -->\n\ntext", ["text"]),
+    ],
+)
+def test_markdown_becomes_roff(markdown: str, lines: list[str]) -> None:
+    assert man_pages.blocks(markdown) == lines
