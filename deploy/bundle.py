@@ -78,7 +78,7 @@ LINKED: Final[Mapping[str, str]] = {
     "etc/nri-gpu/policy.schema.json": f"/{SHARED}/policy.schema.json",
 }
 # In docs/, what only the site is made of.
-ONLY_OF_SITE: Final = ("conf.py", "static", "diagrams", "records", "external-links.txt")
+ONLY_OF_SITE: Final = ("conf.py", "static", "diagrams", "external-links.txt")
 # Not needed to run: tests, and what pip knows of an installation, which is not what is here.
 LEFT_OUT: Final = ("tests", "testing", "testdata", "RECORD", "INSTALLER", "REQUESTED")
 # What a checkout has beside its sources: .gitignore's, and git's own.

@@ -13,7 +13,6 @@ import pytest
 
 from deploy.bundle import MANUAL, UNITS
 from nri_gpu.cli import main as cli
-from nri_gpu.cli.installed import here
 from tests.packages.conftest import Debs
 from tests.support.debian_root import DebianRoot
 
@@ -37,9 +36,12 @@ def helps() -> Iterator[str]:
 
 
 def texts_of_programs() -> Iterator[str]:
+    """Every string of the program, without what stands above a module for its readers."""
     for file in (ROOT / "nri_gpu").rglob("*.py"):
-        for node in ast.walk(ast.parse(file.read_text())):
-            if isinstance(node, ast.Constant) and isinstance(node.value, str):
+        module = ast.parse(file.read_text())
+        said_above = ast.get_docstring(module, clean=False)
+        for node in ast.walk(module):
+            if isinstance(node, ast.Constant) and isinstance(node.value, str) and node.value != said_above:
                 yield node.value
 
 
@@ -76,7 +78,7 @@ def test_links_of_the_manual_hold_where_it_is_installed(laid_out: Path) -> None:
             if "://" not in link and not (page.parent / link).exists():
                 dangling.add(posixpath.normpath(page.relative_to(manual).parent / link))
     assert {each for each in dangling if not each.startswith(FOR_DEVELOPERS)} == set()
-    assert not {path.name for path in (manual / "docs").iterdir()} & {"conf.py", "static", "diagrams", "records"}
+    assert not {path.name for path in (manual / "docs").iterdir()} & {"conf.py", "static", "diagrams"}
 
 
 @pytest.mark.parametrize("excluded", [False, True])
@@ -90,8 +92,3 @@ def test_help_names_pages_by_their_paths_where_they_are(bookworm: DebianRoot, de
     example = root.run("nri-gpu", "gpus", "--help").partition("  nri-gpu gpus ")[2].split("\n")[0]
     assert "four-gpus" in root.run("sh", "-c", f"nri-gpu gpus {example} && echo {example}")
     assert ".TH NRI-GPU-REQUEST 7 " in root.run("zcat", "/usr/share/man/man7/nri-gpu-request.7.gz")
-
-
-def test_a_checkout_names_its_own_topologies() -> None:
-    assert here("/usr/share/nri-gpu/topologies/four-gpus.toml") == str(ROOT / "config/topologies/four-gpus.toml")
-    assert here("docs/record.md, docs/no-such-page.md") == "docs/record.md, docs/no-such-page.md"
