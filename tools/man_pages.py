@@ -25,7 +25,7 @@ PAGES: Final = (
     "checkout in its own folder."
 )
 POLICY: Final = """
-The file says who may have which GPUs of this node, and how. It is written in TOML, and its first line is `schema = 1`.
+The file says who may have which GPUs of this node, and how. It is written in TOML, and begins with `schema = 1`.
 A key or section that is left out keeps its default; without the file, every one does. An option of `nri-gpu run` that
 is named below overrides its key.
 

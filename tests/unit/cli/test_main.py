@@ -15,6 +15,7 @@ import pytest
 from nri_gpu import __version__
 from nri_gpu.cli import check_command, gpus_command
 from nri_gpu.cli import main as cli
+from nri_gpu.cli.installed import here
 from nri_gpu.daemon import logs
 from nri_gpu.domain.errors import CommandError, Exit
 from nri_gpu.policy.document import SECTIONS, options_in, setting
@@ -56,7 +57,7 @@ def test_help_has_every_verb_in_its_group_with_an_example(
     text = helped(capsys)
     lines = text.splitlines()
     flat = " ".join(text.split())
-    assert all(f"{verb.name} {verb.help} $ {verb.example}" in flat for verb in cli.VERBS)
+    assert all(f"{verb.name} {verb.help} $ {here(verb.example)}" in flat for verb in cli.VERBS)
     starts = [lines.index(f"{group}:") for group in cli.GROUPS]
     assert starts == sorted(starts)
     assert 'gpu.nri.io: "2"' in flat
@@ -96,7 +97,8 @@ def test_help_of_each_verb(capsys: pytest.CaptureFixture[str], verb: str) -> Non
             continue
         assert str(settings["help"]) in " ".join(text.split()) or len(str(settings["help"])) > 60
         assert flags[0] in text or str(settings.get("metavar", "")) in text
-    assert all(line in text for line in declared.teach.splitlines())
+    assert all(line in text for line in here(declared.teach).splitlines())
+    assert f"man nri-gpu-{verb}; man nri-gpu-request" in text
     assert "exit codes" in text
     assert all(len(line) <= 160 for line in text.splitlines())
 
