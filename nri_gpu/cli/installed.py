@@ -1,4 +1,4 @@
-"""Where this installation has the pages and examples that texts name as packages or the repository have them."""
+"""Places of this installation's pages and examples, which texts name as packages or the repository have them."""
 
 from __future__ import annotations
 
