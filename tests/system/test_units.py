@@ -57,7 +57,7 @@ DAEMON, GUARD, CDI, CDI_PATH, KUBELET, MPS, STRAY, PREPARE, DRA, SNAPS, OBSERVE 
     Unit.read(file) for file in FILES
 ]
 # Lines whose reason is the line before them, or plain to see.
-EXPLAINED_ABOVE: Final = {"RestartSec", "StateDirectoryMode", "WantedBy", "Description"}
+EXPLAINED_ABOVE: Final = {"RestartSec", "StateDirectoryMode", "WantedBy", "Description", "Documentation"}
 LINES = [line for unit in UNITS for line in unit.lines]
 REQUIREMENTS: Final = {"Requires", "BindsTo", "PartOf", "Requisite"}
 
