@@ -80,7 +80,8 @@ def _files(unit: Unit, rw: Sequence[Path], keep: set[Path]) -> None:
         private = [Path("/tmp"), Path("/var/tmp")]
         emptied, writable = emptied + private, writable + private
     _replace([*emptied, *hidden], keep)
-    _mount("-t", "proc", "-o", f"nosuid,nodev,noexec,hidepid={unit.value('ProtectProc')}", "proc", "/proc")
+    hidden_processes = unit.value("ProtectProc").replace("default", "off")
+    _mount("-t", "proc", "-o", f"nosuid,nodev,noexec,hidepid={hidden_processes}", "proc", "/proc")
     for path in rw:
         _mount("--bind", path, path)
     if unit.value("ProtectSystem") == "strict":

@@ -108,6 +108,7 @@ BREAKS_THE_JOB = {
     "the NRI socket is root's": ("DynamicUser", "yes"),
     "hosts with user namespaces switched off could not start it": ("PrivateUsers", "yes"),
     "group root would see every process": ("ProtectProc", "invisible"),
+    "containers, whose cgroups say when a GPU is free, have more capabilities": ("ProtectProc", "ptraceable"),
 }
 
 
@@ -220,6 +221,10 @@ def test_the_dra_drivers_unit_outlives_the_daemons() -> None:
     assert DRA.value("StartLimitIntervalSec") == "0"
 
 
+def test_only_the_daemon_sees_other_processes() -> None:
+    assert {each.value("ProtectProc") for each in (GUARD, CDI, DRA, OBSERVE)} == {"ptraceable"}
+
+
 # --- those of the CDI specification -----------------------------------------------------------------------------------
 
 # What confines the daemon has to confine this too. Not the lines that are about living on, or about other folders.
@@ -228,7 +233,7 @@ SANDBOX: Final = {
     *("CapabilityBoundingSet", "AmbientCapabilities", "NoNewPrivileges", "RestrictSUIDSGID", "RestrictNamespaces"),
     *("RestrictRealtime", "LockPersonality", "SystemCallArchitectures", "SystemCallFilter", "SystemCallErrorNumber"),
     *("MemoryDenyWriteExecute", "ProtectKernelModules", "ProtectKernelTunables", "ProtectKernelLogs"),
-    *("ProtectControlGroups", "ProtectClock", "ProtectHostname", "ProtectProc", "PrivateIPC", "KeyringMode"),
+    *("ProtectControlGroups", "ProtectClock", "ProtectHostname", "PrivateIPC", "KeyringMode"),
     *("PrivateNetwork", "IPAddressDeny", "LimitCORE", "KillMode", "StateDirectoryMode"),
 }
 
