@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -11,15 +10,12 @@ from typing import Final
 
 import pytest
 
-from tests import ground
-from tests.packages.conftest import Debs, debs, laid_out
-from tests.support import cleanup, packages, pages
-from tests.support.containerd import Containerd
+from tests.packages.conftest import debs, laid_out
+from tests.support import pages
 from tests.support.daemon import ENVIRONMENT, FOUR_GPUS
 from tests.support.docker import Docker
 from tests.support.driver_root import make_driver_root
 from tests.support.image import ImageSpec
-from tests.support.marks import on_newest
 from tests.support.own_root import OwnRoot
 
 __all__ = ["debs", "laid_out"]  # fixtures
@@ -33,37 +29,6 @@ DOCKER: Final = """\
 exec {docker} "$@"
 """
 CGROUPS: Final = "k8s.io"  # where containerd puts pods that name no cgroup
-
-
-# The daemon and the guard as their units start them, with four simulated GPUs and a made-up driver.
-STARTED: Final = """\
-for unit in nri-gpu nri-gpu-guard; do
-    command=$(sed -n 's/^ExecStart=//p' /usr/lib/systemd/system/$unit.service)
-    set -- $command
-    if [ $unit = nri-gpu ]; then set -- "$@" --gpus {gpus} --socket /var/run/nri/nri.sock --driver-root {driver}; fi
-    setpriv --pdeathsig KILL "$@" >/var/log/$unit.log 2>&1 &
-done
-trap 'kill $(jobs -p); wait' EXIT
-log=/var/log/nri-gpu.log
-timeout 30 sh -c "until grep -q 'driver files staged' $log; do sleep 0.1; done" || cat $log
-"""
-
-
-@pytest.fixture
-def root(runtime: packages.Runtime) -> Iterator[OwnRoot]:
-    """A machine as the page wants it: containerd and crictl."""
-    kept = bool(cleanup.cgroups_named(CGROUPS))
-    crictl = ground.need("crictl") / "crictl"
-    node = Containerd(runtime)
-    try:
-        made = OwnRoot.of(node)
-        made.write_program(PROGRAMS / "crictl", f'#!/bin/sh\nexec {crictl} "$@"\n')
-        with node:
-            node.import_image(DEBIAN)
-            yield made
-    finally:
-        if not kept:
-            cleanup.remove_cgroups(CGROUPS)
 
 
 @pytest.fixture
@@ -82,18 +47,6 @@ def docker_root(tmp_path: Path) -> Iterator[OwnRoot]:
 
 def test_docker(docker_root: OwnRoot) -> None:
     pages.follow(pages.FOLDER / "docker.md", lambda script: docker_root.run(script).stdout)
-
-
-@on_newest
-def test_one_machine(root: OwnRoot, debs: Debs, tmp_path: Path) -> None:
-    for package in debs.files():
-        shutil.copy(package, tmp_path)
-    started = STARTED.format(gpus=quote(str(FOUR_GPUS)), driver=make_driver_root(tmp_path / "driver"))
-    pages.follow(
-        pages.FOLDER / "one-machine.md",
-        lambda script: root.run(f"cd {tmp_path}\n{script}").stdout,
-        systemd=started,
-    )
 
 
 @pytest.mark.parametrize("page", sorted(pages.FOLDER.glob("*.md")), ids=lambda page: page.stem)

@@ -12,7 +12,7 @@ from __future__ import annotations
 import os
 import shlex
 import signal
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Final, Self
 
@@ -75,10 +75,11 @@ class BootedRoot(DebianRoot):
         suite: str,
         seen: Mapping[Path, str] | None = None,
         *,
+        included: Sequence[str] = (),
         changed: Path | None = None,
         over: Path | None = None,
     ) -> None:
-        super().__init__(suite, seen, included=("python3", "systemd"), changed=changed, over=over)
+        super().__init__(suite, seen, included=("python3", "systemd", *included), changed=changed, over=over)
         self._script = MOUNTS + JOIN_AND_BOOT
         self._namespaces = [*self._namespaces, "--uts", "--ipc", "--net"]
 

@@ -76,19 +76,12 @@ def prints(shown: str, said: str) -> bool:
     return re.fullmatch("".join(lines), text) is not None
 
 
-def follow(page: Path, shell: Callable[[str], str], *, compare: bool = True, systemd: str = "") -> None:
+def follow(page: Path, shell: Callable[[str], str], *, compare: bool = True) -> None:
     """Run a page's blocks in one shell, and hold against the page what each prints and how it ends.
 
-    compare: false where programs are stand-ins that print something else. systemd: what is run in the place of the
-    first block that is not run because it asks systemd.
+    compare: false where programs are stand-ins that print something else.
     """
-    found, stands_in = list[Block](), systemd
-    for each in blocks(page):
-        if not each.not_run:
-            found.append(each)
-        elif stands_in and "systemd" in each.not_run:
-            found.append(Block(each.line, stands_in, None, 0, ""))
-            stands_in = ""
+    found = [each for each in blocks(page) if not each.not_run]
     said = shell("".join(f"trap 'failed=$?' ERR; failed=0\n{each.script}echo \"@@$failed\"\n" for each in found))
     ran = ENDS.findall(said)
     for block, (printed, code) in zip(found, ran, strict=False):

@@ -1,7 +1,8 @@
-"""A runc that keeps nothing of a bundle's resources but its device rules, and then is the real one.
+"""A runc that keeps nothing of a bundle's resources but its device rules, nor its OOM score, and then is the real one.
 
 For cgroup v2 in a machine whose controllers belong to v1: memory, cpu and pids cannot be set there, while devices on
-v2 are no controller but an eBPF program, which works. Run as `runc_devices_only.py REAL_RUNC ARGS...`.
+v2 are no controller but an eBPF program, which works. A negative OOM score needs a capability that root in a test
+machine may lack. Run as `runc_devices_only.py REAL_RUNC ARGS...`.
 """
 
 import itertools
@@ -28,6 +29,7 @@ def bundle_of(arguments: list[str]) -> Path | None:
 def keep_devices_only(config: Path) -> None:
     spec = json.loads(config.read_text())
     spec["linux"]["resources"] = {"devices": spec["linux"].get("resources", {}).get("devices", [])}
+    spec.get("process", {}).pop("oomScoreAdj", None)
     config.write_text(json.dumps(spec))
 
 
