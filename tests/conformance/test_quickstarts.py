@@ -9,26 +9,29 @@ from shlex import quote
 from typing import Final
 
 import pytest
+import yaml
 
-from tests.packages.conftest import debs, laid_out
 from tests.support import pages
+from tests.support.containerd import Containerd
 from tests.support.daemon import ENVIRONMENT, FOUR_GPUS
 from tests.support.docker import Docker
 from tests.support.driver_root import make_driver_root
+from tests.support.helm import Helm
 from tests.support.image import ImageSpec
+from tests.support.marks import on_newest
+from tests.support.own_image import own_image
 from tests.support.own_root import OwnRoot
+from tests.support.waiting import wait_for
 
-__all__ = ["debs", "laid_out"]  # fixtures
+ROOT: Final = pages.FOLDER.parents[1]
 PROGRAMS: Final = Path("/usr/local/bin")
 CDI: Final = Path("/var/run/cdi")
-DEBIAN: Final = ImageSpec("docker.io/library/debian:12")
 # The engine of the tests has no network, which each container has to say.
 DOCKER: Final = """\
 #!/bin/sh
 [ "$1" = run ] && shift && set -- run --network none "$@"
 exec {docker} "$@"
 """
-CGROUPS: Final = "k8s.io"  # where containerd puts pods that name no cgroup
 
 
 @pytest.fixture
@@ -47,6 +50,28 @@ def docker_root(tmp_path: Path) -> Iterator[OwnRoot]:
 
 def test_docker(docker_root: OwnRoot) -> None:
     pages.follow(pages.FOLDER / "docker.md", lambda script: docker_root.run(script).stdout)
+
+
+@on_newest
+def test_k3s(node: Containerd, tmp_path: Path) -> None:
+    """With K3s's programs stood in for: the image that the page brings in is the one that the chart asks for."""
+    helm = Helm("helm4", tmp_path)
+    rendered = tmp_path / "rendered.yaml"
+    (tmp_path / "deploy").symlink_to(ROOT / "deploy")
+    programs = {
+        "make": f'[ "$*" = image ] && mkdir dist && cp {own_image()} dist',
+        "k3s": f'[ "$1" = ctr ] && exec {node.runtime.ctr} --address {node.cri_socket} "${{@:2}}"',
+        "kubectl": f'{quote(sys.executable)} -m tests.support.kubectl_check "$@"',
+        "helm": f'[ "$1" = install ] && {helm.path} template --skip-tests {helm.kube_version} "${{@:2}}" | '
+        f"tee {rendered} | kubectl apply -f -",
+    }
+    environment = {**helm.environment, "PYTHONPATH": str(ROOT)}
+    pages.follow(pages.FOLDER / "k3s.md", pages.shell(tmp_path, programs, environment))
+    daemons = [each for each in yaml.safe_load_all(rendered.read_text()) if each and each["kind"] == "DaemonSet"]
+    assert {each["metadata"]["name"] for each in daemons} == {"nri-gpu", "nri-gpu-guard"}
+    for container in (each for daemon in daemons for each in daemon["spec"]["template"]["spec"]["containers"]):
+        assert container["imagePullPolicy"] == "IfNotPresent"
+        wait_for(container["image"], lambda name=container["image"]: node.cri.has_image(name), 30.0)  # type: ignore[misc]
 
 
 @pytest.mark.parametrize("page", sorted(pages.FOLDER.glob("*.md")), ids=lambda page: page.stem)

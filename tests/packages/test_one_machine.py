@@ -14,7 +14,7 @@ import pytest
 from msgspec import Struct
 
 from tests import ground
-from tests.packages.conftest import AT, Debs
+from tests.packages.conftest import Debs
 from tests.packages.test_systemd import DROP_IN, OPTIONS
 from tests.support import image, packages, pages, runc_devices_only
 from tests.support.booted_root import BootedRoot
@@ -22,6 +22,7 @@ from tests.support.driver_root import make_driver_root
 
 PAGE: Final = pages.FOLDER / "one-machine.md"
 CONFIG: Final = "/etc/containerd/config.toml"
+DIST: Final = "/root/my checkout/dist"
 PROGRAMS: Final = "/usr/local/sbin"  # where a shell and containerd look first
 # The one line of the file of Docker's containerd.io that is no comment, between two that are.
 DOCKERS: Final = '#   limitations under the License.\n\ndisabled_plugins = ["cri"]\n\n#root = "/var/lib/containerd"\n'
@@ -86,7 +87,7 @@ def booted(machine: Machine, folder: Path, debs: Debs | None = None) -> Iterator
         make_driver_root(folder / "driver"): "/driver",
     }
     if debs:
-        seen[debs.folder] = AT
+        seen[debs.folder] = DIST
     if machine.programs:
         (own["units"] / "containerd.service").write_text(CONTAINERD_2)
         seen |= {own["units"]: "/etc/systemd/system", own["state"]: "/var/lib/containerd"}
@@ -113,7 +114,7 @@ def test_a_reader_follows_it(debs: Debs, tmp_path: Path, kind: str) -> None:
         if "disabled" in kind:
             seen = root.try_run("crictl", "--runtime-endpoint=unix:///run/containerd/containerd.sock", "pods").stdout
             assert "unknown service runtime.v1.RuntimeService" in seen
-        pages.follow(PAGE, lambda script: root.try_run("bash", "-c", f"cd {AT}\n{script}", answers="y\n").stdout)
+        pages.follow(PAGE, lambda script: root.try_run("bash", "-c", f"cd '{DIST}'\n{script}", answers="y\n").stdout)
         if "disabled" in kind:
             write_config(root, DOCKERS)
             shown = PAGE.read_text().partition("## CRI is disabled\n")[2].split("```")[1].split()

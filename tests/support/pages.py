@@ -11,7 +11,8 @@ A comment right above a block of commands changes that, and a reader of the sour
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+import subprocess
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Final
 
@@ -28,6 +29,7 @@ ENDS: Final = re.compile(r"(.*?)@@(\d+)\n", re.DOTALL)  # of what one block prin
 FENCE: Final = re.compile(r"^```(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 NOT_RUN: Final = re.compile(r"<!-- not run: (.+) -->\n$")
 EXITS: Final = re.compile(r"<!-- exits with (\d+) -->\n$")
+SHELL_TIMEOUT_S: Final = 300.0
 PLACEHOLDER: Final = re.compile(r"<\w+>")
 
 
@@ -89,6 +91,28 @@ def follow(page: Path, shell: Callable[[str], str], *, compare: bool = True) -> 
         assert int(code) == (block.exit_code if compare else 0), where
         assert not compare or block.shown is None or prints(block.shown, printed), where
     assert len(ran) == len(found), f"the shell ended early:\n{said}"
+
+
+def shell(folder: Path, programs: Mapping[str, str], environment: Mapping[str, str]) -> Callable[[str], str]:
+    """What runs a page's blocks in a folder, with stand-ins of these programs: name -> lines of bash."""
+    for name, lines in programs.items():
+        (folder / name).write_text(f"#!/bin/bash\nset -o pipefail\n{lines}\n")
+        (folder / name).chmod(0o755)
+
+    def run(script: str) -> str:
+        return subprocess.run(
+            ["bash", "-c", script],
+            cwd=folder,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            check=False,
+            env={**environment, "PATH": f"{folder}:{environment['PATH']}"},
+            timeout=SHELL_TIMEOUT_S,
+        ).stdout
+
+    return run
 
 
 def commands(page: str, section: str) -> list[str]:

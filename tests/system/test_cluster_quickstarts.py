@@ -1,6 +1,5 @@
 """The quick starts for clusters, without one: the shell runs, Helm takes the values, what is applied is valid."""
 
-import subprocess
 import sys
 from pathlib import Path
 from shlex import quote
@@ -17,27 +16,12 @@ ROOT = pages.FOLDER.parents[1]
 @pytest.mark.parametrize("page", ["kubernetes", "dra", "observe"])
 def test_what_they_install_and_apply_is_valid(page: str, program: str, tmp_path: Path) -> None:
     helm = Helm(program, tmp_path)
-    for name, command in {
+    programs = {
         "kubectl": f'{quote(sys.executable)} -m tests.support.kubectl_check "$@"',
         # What `install` applies, without a cluster to apply it to.
         "helm": '[ "$1" = uninstall ] && exit\n'
         f'cd {quote(str(ROOT))} && [ "$1" = install ] && {helm.path} template --skip-tests '
         f'{helm.kube_version} "${{@:2}}" | kubectl apply -f -',
-    }.items():
-        stand_in = tmp_path / name
-        stand_in.write_text(f"#!/bin/bash\nset -o pipefail\n{command}\n")
-        stand_in.chmod(0o755)
-
-    def shell(script: str) -> str:
-        return subprocess.run(
-            ["bash", "-c", f"cd {tmp_path}\n{script}"],
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-            check=False,
-            env={**helm.environment, "PATH": f"{tmp_path}:{helm.environment['PATH']}", "PYTHONPATH": str(ROOT)},
-            timeout=120,
-        ).stdout
-
+    }
+    shell = pages.shell(tmp_path, programs, {**helm.environment, "PYTHONPATH": str(ROOT)})
     pages.follow(pages.FOLDER / f"{page}.md", shell, compare=False)
