@@ -76,9 +76,7 @@ def booted(machine: Machine, folder: Path, debs: Debs | None = None) -> Iterator
     programs = own["programs"]
     for program in (*(machine.programs.iterdir() if machine.programs else ()), ground.need("crictl") / "crictl"):
         shutil.copy(program, programs)
-    script = shutil.copy(runc_devices_only.__file__, programs)
-    inside = Path(PROGRAMS) / Path(script).name
-    runc_devices_only.write_wrapper(programs / "runc", Path("/usr/sbin/runc"), Path("/usr/bin/python3"), inside)
+    write_runc(programs)
     (own["drop-in"] / "test.conf").write_text(f"[Service]\nExecStart=\nExecStart=/usr/bin/nri-gpu run {OPTIONS}\n")
     seen = {
         programs: PROGRAMS,
@@ -150,6 +148,12 @@ def test_the_block_never_breaks_the_file(tmp_path: Path) -> None:
                 fixed = (root.path / CONFIG[1:]).read_text().partition(TABLE)[0]
                 write_config(root, f"{fixed}{TABLE}  disable = false\n")
                 root.run("bash", "-c", block)
+
+
+def write_runc(programs: Path) -> None:
+    """Put into PROGRAMS what has Debian's runc set no more than it can here."""
+    script = Path(PROGRAMS) / Path(shutil.copy(runc_devices_only.__file__, programs)).name
+    runc_devices_only.write_wrapper(programs / "runc", Path("/usr/sbin/runc"), Path("/usr/bin/python3"), script)
 
 
 def write_config(root: BootedRoot, text: str) -> None:
