@@ -39,7 +39,7 @@ FENCES: Final = {
     "the host's files": ("open('/etc/nri-gpu-was-here', 'w')", "Read-only file system"),
     "its devices": ("os.mknod('/dev/nri-gpu-was-here', 0o20600, os.makedev(1, 1))", "Operation not permitted"),
     "homes": ("print(os.listdir('/home'))", "[]"),
-    "others in /proc": ("os.stat('/proc/1')", "No such file"),
+    "what only its own user may read of others in /proc": ("os.readlink('/proc/1/root')", "Permission denied"),
     "the network": ("socket.socket()", "Address family not supported"),
     "the kernel's sockets": ("socket.socket(socket.AF_NETLINK)", "Address family not supported"),
     "namespaces": ("libc('unshare', 0x20000)", "Operation not permitted"),
@@ -112,7 +112,7 @@ def test_a_specification_is_written_from_inside(tmp_path: Path) -> None:
 def test_without_its_drop_in_a_look_for_stray_use_tells_that_it_is_blind() -> None:
     """The child needs no system call that the unit takes away."""
     done = inside(sys.executable, "-I", "-m", "nri_gpu.stray.process_scan", "0", "195")
-    assert not msgspec.json.decode(done.stdout.splitlines()[-1], type=Extent).whole
+    assert msgspec.json.decode(done.stdout.splitlines()[-1], type=Extent).closed  # such as process 1
 
 
 def test_the_drop_in_for_metrics_opens_the_loopback_alone() -> None:
