@@ -55,7 +55,7 @@ check: $(READY) ## format, lint, types, layers, and whether what is generated is
 
 # Most tests wait for other programs, so there are more workers than processors; a worker keeps what it has booted.
 # WHICH: files or options of pytest's, such as tests/unit.
-PYTEST := $(BIN)/pytest -q -n 3 --dist worksteal
+PYTEST := $(BIN)/pytest -q -n 4 --dist worksteal
 # What each worker would compile for itself is compiled once before, and kept.
 unexport PYTHONDONTWRITEBYTECODE
 pytest: $(READY) ## unit and property tests and real containerds (needs root); WHICH="tests/unit ...": some of them
@@ -74,11 +74,11 @@ clean: ## remove what was made here
 #: tests that take longer, or need more
 
 # The packages that open nothing and read no clock: each of their lines and branches has a test, and faults are found.
-# A traced test may be too late for its deadline; whether it passes is `make test`'s matter.
+# A traced test may be too late for its deadline; whether it passes is `make test`'s matter, and so are more examples of laws.
 PURE := domain policy request injection ttrpc ledger decision nri
 THEIRS := $(PURE:%=tests/unit/%) $(addprefix tests/unit/,plugin kubelet dra records stray verify health) tests/property
 gates: $(READY) ## branch coverage of the pure packages, and whether the tests find seeded faults
-	-@$(PYTEST) $(PURE:%=--cov=nri_gpu.%) --cov-branch --cov-report= $(THEIRS)
+	-@HYPOTHESIS_PROFILE=few $(PYTEST) $(PURE:%=--cov=nri_gpu.%) --cov-branch --cov-report= $(THEIRS)
 	$(BIN)/coverage report --show-missing --skip-covered --fail-under=99
 	$(BIN)/python -m bench.seeded_faults --pure
 

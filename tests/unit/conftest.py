@@ -14,6 +14,7 @@ from typing import Final
 
 import pytest
 
+import tests.support.laws  # noqa: F401 - its profile
 from nri_gpu.injection import driver_mounts
 from tests.support.cgroup import Freezer
 from tests.support.log import Log
