@@ -34,7 +34,7 @@ GET: Final = b"GET /metrics HTTP/1.1\r\nHost: node\r\n\r\n"
 SCRAPES: Final = 10
 # Of the daemon's time. On one machine a process takes 43 ms for its whole life and the next one 70, of the same code.
 SCRAPE_S: Final = 0.1
-DELAY_S: Final = 0.01  # some pages; a busy machine gives us less of its processors while others use them, too
+DELAY_S: Final = 0.03  # some pages, less than a whole scrape; while others use the processors we get less of them
 # Reading so many takes a busy machine longer than the 2 s after which a runtime gives up, and the daemon with it.
 PATIENT: Final = replace(nri.NRI_0_8, configure={**nri.NRI_0_8.configure, "request_timeout": 30_000})
 GROWTH_MIB: Final = 32  # a ledger of so many, and some more of it

@@ -212,7 +212,7 @@ async def test_a_stalled_log_never_blocks_a_reply(launch: Launch) -> None:
                 began = time.monotonic()
                 await runtime.create(pod, nri.container(pod))
                 slowest_s = max(slowest_s, time.monotonic() - began)
-            assert slowest_s < 0.5
+            assert slowest_s < 2.0  # after which a runtime starts the container without us
             assert len(select.select([], [writing], [], 0)[1]) == 0  # the pipe is full indeed
             process.terminate()
             assert await aside(lambda: process.wait(ENDS_S)) == Exit.OK

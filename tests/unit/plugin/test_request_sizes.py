@@ -303,14 +303,14 @@ async def test_more_entries_than_are_read(folder: Path) -> None:
 
 @pytest.mark.parametrize("field", hostile.FIELDS)
 def test_a_field_as_large_as_the_limit_allows_is_answered_in_time(field: str) -> None:
-    """`make bench` holds it to 50 ms; here a busy machine may take its time, and still none that a runtime notices."""
+    """`make bench` holds it to 50 ms; here it may take longer, and still no time that a runtime notices."""
     bench = Bench()
     table = PluginService(bench.plugin, lambda _: None, lambda: None, Sizes(PluginSettings, bench.later))
     table.session.step(Step.CONFIGURE)
     payload = hostile.request(field, REQUEST_BYTES)
-    began = time.perf_counter()
+    began = time.thread_time()
     answer = table.answer(RequestReceived(StreamId(1), PLUGIN, "CreateContainer", payload))
-    assert time.perf_counter() - began < 0.5
+    assert time.thread_time() - began < 0.5
     assert answer.status.code in (StatusCode.OK, StatusCode.FAILED_PRECONDITION)
 
 

@@ -290,7 +290,7 @@ async def test_stopping_answers_what_is_in_flight(folder: Path, log: Log) -> Non
         assert (await runtime.call("PostCreateContainer")).status.ok
         await runtime.ended()
         await stopping
-        assert time.monotonic() - began < 1.0
+        assert time.monotonic() - began < 3.0  # and not all that it was given
         await until("the end of the supervisor", lambda: not served.alive)
     assert log.warnings() == []
 
