@@ -171,7 +171,6 @@ def test_many_small_containers(
     assert fill(node, run_pods(node, "neighbour", 1), 6, 4_000) == 0  # below its share
 
 
-@pytest.mark.short
 def test_once_the_named_pods_are_gone_nri_gpu_connects(fresh_node: Containerd, tmp_path: Path) -> None:
     """What was created while both were away is not measured."""
     old = fresh_node.runtime.number < (2, 0)  # it sends nothing of a list over 16 MiB, so there is nothing to name
