@@ -228,7 +228,7 @@ def test_the_terminal_is_as_it_was_whatever_ends_it(daemon: NriGpu, folder: Path
             case _:
                 os.kill(watcher, signal.Signals[end])
         read_until(leader, LEAVE)
-        wait_for("its end", lambda: not Path(f"/proc/{watcher}/fd/0").exists(), 10)
+        wait_for("its end", lambda: not Path(f"/proc/{watcher}/fd/0").exists(), PATIENCE_S)
         assert termios.tcgetattr(leader) == before
 
 

@@ -205,7 +205,7 @@ async def test_a_file_that_somebody_removes_is_written_at_once_and_that_is_told(
         node.api_server.silent = True  # what is in the file is known
         for times in (1, 2):
             await lost(node)
-            async with asyncio.timeout(2):
+            async with asyncio.timeout(10):
                 await until(lambda: text_of(node.cdi / FILE, 1 << 20) == written)
                 await until(lambda: node.daemon.reports[-1].restored == times)  # noqa: B023
         await kubelet.unprepare(DRIVER, claim)

@@ -78,7 +78,7 @@ class CacheRig:
 
     def play(self) -> None:
         async def run() -> None:
-            async with asyncio.timeout(5), running(self.cache.run()):
+            async with asyncio.timeout(20), running(self.cache.run()):
                 for _ in self.answers:
                     await self.rests.get()
 
