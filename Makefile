@@ -55,7 +55,7 @@ check: $(READY) ## format, lint, types, layers, and whether what is generated is
 
 # Most tests wait for other programs, so there are more workers than processors; a worker keeps what it has booted.
 # WHICH: files or options of pytest's, such as tests/unit.
-PYTEST := $(BIN)/pytest -q -n 4 --dist worksteal
+PYTEST := $(BIN)/pytest -q -n 5 --dist worksteal
 # What each worker would compile for itself is compiled once before, and kept.
 unexport PYTHONDONTWRITEBYTECODE
 pytest: $(READY) ## unit and property tests and real containerds (needs root); WHICH="tests/unit ...": some of them
