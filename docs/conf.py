@@ -139,7 +139,7 @@ class Search(SearchEnglish):
 
 
 def setup(app: Sphinx) -> dict[str, bool]:
-    """Sphinx's door to what is added here."""
+    """Sphinx's way to what is added here."""
     gc.disable()  # the build is short and keeps what it makes
     for each in (SourceLinks, Titles, LongWords):
         app.add_transform(each)

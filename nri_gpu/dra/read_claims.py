@@ -29,7 +29,7 @@ NOT_OURS: Final = (
     "it was not written by nri-gpu for this node since it booted: take the variable out of the pod; where the kubelet "
     "has set it, delete the pods that use its ResourceClaim, all of them"
 )
-TWO_DOORS: Final = (
+TWO_WAYS: Final = (
     "the kubelet allocated to this container GPUs of a device plugin and of a ResourceClaim: ask in resources.limits "
     "or in resources.claims, not in both"
 )
@@ -106,7 +106,7 @@ def _allocation(
 ) -> KubeletAllocation:
     first = shown(next(iter(container.markers)), _NAME_SHOWN_MAX)
     if container.kubelet is not None:
-        return AllocationInvalid(TWO_DOORS, first)
+        return AllocationInvalid(TWO_WAYS, first)
     if len(container.markers) > MARKERS_MAX:
         return AllocationInvalid(TOO_MANY, first)
     claims: dict[ClaimUid, PreparedClaim] = {}

@@ -321,7 +321,7 @@ def test_other_ways_to_ask(cluster: Cluster, dra: DraCluster) -> None:
     dra.wait_nothing_left()
 
 
-def test_three_doors_to_one_node(cluster: Cluster, dra: DraCluster) -> None:
+def test_three_ways_to_one_node(cluster: Cluster, dra: DraCluster) -> None:
     dra.run(FOUR_GPUS, POOLS, "--kubelet")
     cluster.wait_allocatable(2)
     assert [each["name"] for each in dra.offered()] == ["gpu-2", "gpu-3"]

@@ -28,7 +28,7 @@ TRAPS = ["sh", "-c", "trap exit TERM; sleep 3600 & wait"]
 LOST = "ended, but its processes live on"
 
 
-class Door(Struct, frozen=True):
+class AllocationWay(Struct, frozen=True):
     """A way to ask for a GPU.
 
     waits: what is said of a pod that asks while another has the only one. closed: whether no pod is sent to that GPU.
@@ -61,17 +61,21 @@ def tainted(_: Cluster, dra: DraCluster) -> bool:
     return dra.taints("gpu-0") == {"gpu.nri.io/held": "NoSchedule"}
 
 
-DOORS = {
-    "annotation": Door(run_annotations, lambda name: (pod(name, annotations={"gpu.nri.io": "1"}),), "gpu-busy"),
-    "device-plugin": Door(run_device_plugin, lambda name: (pod(name, 1),), f"Insufficient {GPU}", not_allocatable),
-    "claim": Door(run_claims, claiming, WAITS, tainted),
+WAYS = {
+    "annotation": AllocationWay(
+        run_annotations, lambda name: (pod(name, annotations={"gpu.nri.io": "1"}),), "gpu-busy"
+    ),
+    "device-plugin": AllocationWay(
+        run_device_plugin, lambda name: (pod(name, 1),), f"Insufficient {GPU}", not_allocatable
+    ),
+    "claim": AllocationWay(run_claims, claiming, WAITS, tainted),
 }
 
 
-def by_each_door(short: str = "") -> pytest.MarkDecorator:
+def by_each_way(short: str = "") -> pytest.MarkDecorator:
     """A run for each. short: the one that is in the short list, too."""
-    doors = [pytest.param(door, id=name, marks=[pytest.mark.short] * (name == short)) for name, door in DOORS.items()]
-    return pytest.mark.parametrize("door", doors)
+    ways = [pytest.param(way, id=name, marks=[pytest.mark.short] * (name == short)) for name, way in WAYS.items()]
+    return pytest.mark.parametrize("way", ways)
 
 
 @pytest.fixture
@@ -88,10 +92,10 @@ def without_cleanup(cluster: Cluster) -> Iterator[None]:
 class First:
     """The first attempt at the container of pod `train`, which has the node's only GPU."""
 
-    def __init__(self, cluster: Cluster, dra: DraCluster, door: Door) -> None:
-        door.runs(cluster, dra)
-        *others, train = door.asks("train")
-        train["spec"]["terminationGracePeriodSeconds"] = CLOSED_S if door.closed else STOP_S
+    def __init__(self, cluster: Cluster, dra: DraCluster, way: AllocationWay) -> None:
+        way.runs(cluster, dra)
+        *others, train = way.asks("train")
+        train["spec"]["terminationGracePeriodSeconds"] = CLOSED_S if way.closed else STOP_S
         train["spec"]["containers"][0]["command"] = TRAPS
         cluster.apply(*others, train)
         cluster.wait_phase("train")
@@ -148,64 +152,64 @@ def wait_alone(cluster: Cluster) -> None:
     assert status(cluster)["lost"] == []
 
 
-@by_each_door()
-def test_the_kubelet_restarts_an_unknown_container(cluster: Cluster, dra: DraCluster, door: Door) -> None:
+@by_each_way()
+def test_the_kubelet_restarts_an_unknown_container(cluster: Cluster, dra: DraCluster, way: AllocationWay) -> None:
     """Paused while containerd is killed. The kubelet ends it first, so that it never runs beside its next attempt."""
-    with First(cluster, dra, door) as first:
+    with First(cluster, dra, way) as first:
         first.pause()
         cluster.kill("containerd")
         cluster.start("containerd")
         first.wait_lost()
-        cluster.apply(*door.asks("other"))
-        cluster.wait_said("other", door.waits)
+        cluster.apply(*way.asks("other"))
+        cluster.wait_said("other", way.waits)
         cluster.kubectl("label", "pod", "train", "look=now")
         cluster.wait_said("train", 'Container is in "unknown" state')
-        if door.closed:
-            closed = partial(door.closed, cluster, dra)
+        if way.closed:
+            closed = partial(way.closed, cluster, dra)
             wait_for("no pod to be sent to its GPU", closed, CLOSED_S)
         assert holders(cluster) == {first.id: "lost"}
 
         cluster.wait_phase("train", restarts=1)
         assert cluster.minors("train") == {0}
         wait_alone(cluster)
-        if door.closed:
+        if way.closed:
             wait_for("its GPU to be open again", lambda: not closed())
         assert cluster.get("pod", "other")["status"]["phase"] == "Pending"
 
 
 @pytest.mark.usefixtures("without_cleanup")
-@by_each_door(short="device-plugin")
-def test_the_next_attempt_has_the_gpu_beside_the_last(cluster: Cluster, dra: DraCluster, door: Door) -> None:
-    with First(cluster, dra, door) as first:
+@by_each_way(short="device-plugin")
+def test_the_next_attempt_has_the_gpu_beside_the_last(cluster: Cluster, dra: DraCluster, way: AllocationWay) -> None:
+    with First(cluster, dra, way) as first:
         first.pause()
         first.kill_shim()
         first.wait_lost()
         assert holders(cluster) == {first.id: "lost", cluster.container_id("train"): "running"}
-        cluster.apply(*door.asks("other"))
-        cluster.wait_said("other", door.waits)
+        cluster.apply(*way.asks("other"))
+        cluster.wait_said("other", way.waits)
         first.end()
         wait_alone(cluster)
         assert cluster.get("pod", "other")["status"]["phase"] == "Pending"
 
 
 @pytest.mark.usefixtures("without_cleanup")
-@by_each_door()
-def test_other_pods_wait_for_it_when_its_own_is_over(cluster: Cluster, dra: DraCluster, door: Door) -> None:
+@by_each_way()
+def test_other_pods_wait_for_it_when_its_own_is_over(cluster: Cluster, dra: DraCluster, way: AllocationWay) -> None:
     """The kubelet takes the GPU for free then, and the scheduler does if it is faster than our taint."""
-    with First(cluster, dra, door) as first:
+    with First(cluster, dra, way) as first:
         first.pause()
         first.kill_shim()
         cluster.kubectl("delete", "pod", "train", "--wait=false")
-        cluster.apply(*door.asks("other"))
+        cluster.apply(*way.asks("other"))
 
         def kept() -> bool:
-            return LOST in cluster.said_of("other") or bool(door.closed and door.closed(cluster, dra))
+            return LOST in cluster.said_of("other") or bool(way.closed and way.closed(cluster, dra))
 
         wait_for("the other pod to be told to wait", kept, READY_S, lambda: cluster.said_of("other"))
         first.wait_lost()
         assert "running" not in holders(cluster).values()
         first.end()
     cluster.kubectl("delete", "pod", "other")  # the kubelet waits long before it tries again
-    cluster.apply(*door.asks("after"))
+    cluster.apply(*way.asks("after"))
     cluster.wait_phase("after")
     assert cluster.minors("after") == {0}

@@ -119,7 +119,7 @@ def test_a_rollout_of_the_chart_beneath_queued_jobs_costs_no_job(cluster: Cluste
 
 
 def test_to_this_version_and_back(cluster: Cluster, dra: DraCluster, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Whoever has a GPU, by whichever door, keeps it and nobody else gets it; also a container that starts again."""
+    """Whoever has a GPU, by whichever way, keeps it and nobody else gets it; also a container that starts again."""
     today = {"PYTHONPATH": cluster.environment["PYTHONPATH"]}
 
     def change(version: Mapping[str, str]) -> None:

@@ -1,4 +1,4 @@
-"""Laws of GPUs out of use, behind all three doors: what had one keeps it, and nothing new gets it, come what may."""
+"""Laws of GPUs out of use, behind all three ways: what had one keeps it, and nothing new gets it, come what may."""
 
 from __future__ import annotations
 
@@ -29,12 +29,12 @@ from nri_gpu.policy.model import Policy
 from nri_gpu.system.state import Changed
 from tests.property import strategies
 from tests.property.test_kubelet import INDEX, Given
-from tests.property.test_three_doors import ThreeDoors
+from tests.property.test_three_ways import ThreeWays
 from tests.support.builders import mig_uuid, uuid
 from tests.support.claim_nodes import ClaimNode
 
 
-class ThreeDoorsAndACordon(ThreeDoors):
+class ThreeWaysAndACordon(ThreeWays):
     """had: units out of use -> pods and claims that had each when it went out of use."""
 
     def __init__(self) -> None:
@@ -121,7 +121,7 @@ class ThreeDoorsAndACordon(ThreeDoors):
             assert not {each.uuid for each in self.healthy()} & (self.had.keys() - kept - lately)
 
 
-TestThreeDoorsAndACordon = ThreeDoorsAndACordon.TestCase
+TestThreeWaysAndACordon = ThreeWaysAndACordon.TestCase
 
 
 def cordoned(inventory: Inventory, indices: set[int], ids: frozenset[str]) -> Inventory:

@@ -76,7 +76,7 @@ def test_parser_and_schema_agree(raw: dict[str, Any]) -> None:
 
 
 LISTEN = st.sampled_from(["", "127.0.0.1:9464", "0.0.0.0:9464", "[::]:9464", "127.0.0.1:99999", "/run/m.sock"])
-doors: dict[str, st.SearchStrategy[Any]] = {
+ways: dict[str, st.SearchStrategy[Any]] = {
     "kubelet.enabled": st.booleans(),
     "kubelet.pool": st.sampled_from(["", "a", "b"]),
     "kubelet.resource": st.sampled_from(["nvidia.com/gpu", "example.com/gpu"]),
@@ -87,7 +87,7 @@ doors: dict[str, st.SearchStrategy[Any]] = {
     "metrics.listen": LISTEN,
     "metrics.public": st.booleans(),
 }
-options = {path: doors[path] for path in ("kubelet.enabled", "dra.enabled", "metrics.listen", "metrics.public")}
+options = {path: ways[path] for path in ("kubelet.enabled", "dra.enabled", "metrics.listen", "metrics.public")}
 POOLS: list[dict[str, Any]] = [{"name": "a", "device": ["0"]}, {"name": "b", "device": ["1"]}, {"name": "a"}]
 
 
@@ -108,7 +108,7 @@ def judged(raw: dict[str, Any], over: dict[str, Any]) -> Policy | set[str]:
         return {fault.message for fault in error.faults}
 
 
-@given(st.fixed_dictionaries({}, optional=doors), st.integers(0, 3), st.fixed_dictionaries({}, optional=options))
+@given(st.fixed_dictionaries({}, optional=ways), st.integers(0, 3), st.fixed_dictionaries({}, optional=options))
 def test_an_option_is_judged_as_if_it_stood_in_the_file(file: dict[str, Any], pools: int, over: dict[str, Any]) -> None:
     found = judged(laid_out(file, pools), over)
     assert found == judged(laid_out(file | over, pools), {})

@@ -172,7 +172,7 @@ def test_without_dra_in_the_policy_it_is_explained_as_with_the_option(explain: E
     assert "policy leaves DRA off (dra.enabled): this is the answer of `run --dra`" in line["notes"]
 
 
-@pytest.mark.parametrize("policy", ["", DRA, ENABLED], ids=["neither in the file", "one door", "the other"])
+@pytest.mark.parametrize("policy", ["", DRA, ENABLED], ids=["neither in the file", "one way", "the other"])
 def test_options_that_would_offer_each_gpu_twice_are_the_bad_policy_that_run_has(explain: Explain, policy: str) -> None:
     """The notes say `run --dra` and `run --kubelet`; with DRA in the file, limits are the scheduler's."""
     lines = containers(explain, ONE + claiming("a") + pod("b", limited(1)), policy=policy)

@@ -41,7 +41,7 @@ def given(**more: Any) -> Allocated:  # noqa: ANN401 - of an Allocated
 
 
 # How a container asks for GPUs that we would give it.
-DOORS: Final[dict[str, dict[str, Any]]] = {
+WAYS: Final[dict[str, dict[str, Any]]] = {
     "annotation": {"claim": "1"},
     "MPS": {"claim": "1;mode=mps"},
     "device plugin": {"kubelet": given()},
@@ -57,12 +57,12 @@ def on(handler: str, claim: str | None = None, **fields: Any) -> Container:  # n
     return replace(container, pod=replace(container.pod, runtime_handler=handler))
 
 
-@pytest.mark.parametrize("door", DOORS.values(), ids=DOORS)
-def test_each_door_is_closed_to_a_virtual_machine_and_to_nobody_else(door: dict[str, Any]) -> None:
-    assert refused(on(VM, **door), policy=POLICY).code is Code.BAD_RUNTIME
-    assert injected(on(VM, **door), policy=ANY).grant.uuids
+@pytest.mark.parametrize("way", WAYS.values(), ids=WAYS)
+def test_each_way_is_closed_to_a_virtual_machine_and_to_nobody_else(way: dict[str, Any]) -> None:
+    assert refused(on(VM, **way), policy=POLICY).code is Code.BAD_RUNTIME
+    assert injected(on(VM, **way), policy=ANY).grant.uuids
     for handler in ("", "runc", "not-kata"):
-        assert injected(on(handler, **door), policy=POLICY).grant.uuids
+        assert injected(on(handler, **way), policy=POLICY).grant.uuids
 
 
 def test_a_pod_without_a_handler_fits_no_pattern() -> None:
@@ -111,12 +111,10 @@ def test_none_is_still_granted_and_what_others_gave_is_theirs() -> None:
     assert refused(on(VM, "1", devices=holding), policy=POLICY).code is Code.HELD_BY_OTHERS
 
 
-@pytest.mark.parametrize(
-    "door", [{"claim": "1"}, {"markers": {"NRI_GPU_CLAIM_X_0": "v1"}}], ids=["annotation", "claim"]
-)
-def test_who_was_granted_nothing_does_not_start_and_reads_the_same_sentence(door: dict[str, Any]) -> None:
+@pytest.mark.parametrize("way", [{"claim": "1"}, {"markers": {"NRI_GPU_CLAIM_X_0": "v1"}}], ids=["annotation", "claim"])
+def test_who_was_granted_nothing_does_not_start_and_reads_the_same_sentence(way: dict[str, Any]) -> None:
     """As the guard asks it, which knows what the runtime shows; a grant from before the list was changed holds."""
-    container = on(VM, **door)
+    container = on(VM, **way)
     reason = validate_start(container, None, POLICY)
     assert reason == refused(on(VM, "1"), policy=POLICY)
     for policy in (ANY, Policy.broken("policy.toml:3: wrong")):

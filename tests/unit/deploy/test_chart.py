@@ -192,7 +192,7 @@ def test_no_template_differs_from_time_to_time_or_looks_into_a_cluster() -> None
 
 
 @pytest.mark.parametrize("variant", ["defaults", "claims", "annotations"])
-def test_by_default_one_door_gives_every_gpu(variant: str) -> None:
+def test_by_default_one_way_gives_every_gpu(variant: str) -> None:
     policy = policy_in(found(variant))
     inventory = make.inventory((make.gpu(0), make.mig_gpu(1)))
     members = policy.pool.members(inventory)
@@ -201,8 +201,8 @@ def test_by_default_one_door_gives_every_gpu(variant: str) -> None:
         assert not members
         assert policy.namespaces.allow == Policy.default().namespaces.allow
     else:
-        door = policy.kubelet.pool if variant == "defaults" else policy.dra.pool
-        assert {members[unit.uuid].name for unit in inventory.units} == {door}
+        way = policy.kubelet.pool if variant == "defaults" else policy.dra.pool
+        assert {members[unit.uuid].name for unit in inventory.units} == {way}
     assert (policy.kubelet.enabled, policy.dra.enabled) == (variant == "defaults", variant == "claims")
     assert arguments("daemon", variant).gpus is None  # nothing is simulated
 
@@ -282,7 +282,7 @@ def test_that_job_refuses_what_every_node_would(tmp_path: Path, capsys: pytest.C
         assert ("command line: --kubelet: dra.enabled" in capsys.readouterr().out) is bool(code)
 
 
-def test_two_doors_to_every_gpu_are_refused_with_a_sentence() -> None:
+def test_two_ways_to_every_gpu_are_refused_with_a_sentence() -> None:
     with pytest.raises(RefusedError, match=r"kubelet\.enabled=false, or give each a pool"):
         render(dra={"enabled": True})
 

@@ -60,24 +60,24 @@ def test_kubernetes_takes_it(variant: str) -> None:
 
 @pytest.mark.parametrize("variant", VARIANTS)
 def test_the_release_has_nothing_but_the_observer_whatever_else_is_set(variant: str) -> None:
-    doors = {"kubelet": {**VARIANTS[variant].get("kubelet", {}), "enabled": "auto"}, "dra": {"enabled": False}}
-    made = documents(ELSEWHERE, **{"policy": "[limits]\n", **VARIANTS[variant], **doors, "mode": "observe"})
+    ways = {"kubelet": {**VARIANTS[variant].get("kubelet", {}), "enabled": "auto"}, "dra": {"enabled": False}}
+    made = documents(ELSEWHERE, **{"policy": "[limits]\n", **VARIANTS[variant], **ways, "mode": "observe"})
     assert {each["kind"] for each in made} - SCRAPED == NOTHING_ELSE
     assert sum(each["kind"] in NOTHING_ELSE for each in made) == len(NOTHING_ELSE)
     assert one(made, "DaemonSet", "other-observe")
 
 
 @pytest.mark.parametrize(
-    ("door", "named"),
+    ("way", "named"),
     [
         ({"kubelet": {"enabled": True}}, "set kubelet.enabled=auto"),
         ({"dra": {"enabled": True}}, "dra.enabled=false"),
     ],
     ids=str,
 )
-def test_a_door_that_is_opened_beside_it_is_refused_with_a_sentence(door: Mapping[str, Any], named: str) -> None:
+def test_a_way_that_is_switched_on_beside_it_is_refused_with_a_sentence(way: Mapping[str, Any], named: str) -> None:
     with pytest.raises(RefusedError, match=f"mode observe gives no pod a GPU.*{named}"):
-        render(mode="observe", **door)
+        render(mode="observe", **way)
 
 
 def test_without_a_device_plugin_of_ours_it_is_as_by_default() -> None:

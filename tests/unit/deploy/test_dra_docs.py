@@ -146,7 +146,7 @@ def test_what_it_says_of_annotations_is_their_grammar() -> None:
         parse_claim("gpu.nri.io", value.replace("GPU-8f3a...", "GPU-8f3a1b2c"))
 
 
-def test_its_policy_holds_and_its_doors_have_pools_of_their_own() -> None:
+def test_its_policy_holds_and_its_ways_have_pools_of_their_own() -> None:
     (text,) = re.findall(r"```toml\n(.*?)```", PAGE, re.DOTALL)
     policy = build_policy(PolicyText("page", text))
     assert policy.dra.enabled

@@ -78,3 +78,10 @@ def test_a_user_who_may_not_look(node: DoctorNode) -> None:
     findings = node.found_by_nobody()
     assert findings["our files"].level is Level.UNSEEN
     assert "/run/nri-gpu" in findings["our files"].meaning
+
+
+def test_a_masked_unit_leads_to_what_all_may_write(node: DoctorNode) -> None:
+    unit = node.write("etc/systemd/system/nri-gpu.service", "")
+    unit.unlink()
+    unit.symlink_to("/dev/null")
+    assert "our files" not in node.found()

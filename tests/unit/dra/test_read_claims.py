@@ -207,7 +207,7 @@ def test_a_lost_gpu_of_a_claim_is_exchanged_by_all_its_pods(node: ClaimNode) -> 
         assert "delete the pod, or all pods that use its ResourceClaim" in node.refused(with_claims(container(), claim))
 
 
-def test_one_container_has_gpus_by_one_door_and_in_one_way(node: ClaimNode) -> None:
+def test_one_container_has_gpus_by_one_way_alone(node: ClaimNode) -> None:
     claim = node.prepared(allocated(0))
     assert "of a device plugin and of a ResourceClaim" in node.refused(
         with_claims(container(annotations=token(1)), claim)

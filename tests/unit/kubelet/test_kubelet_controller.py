@@ -164,15 +164,15 @@ async def test_nothing_is_healthy_from_the_moment_that_we_are_asked_to_stop(fold
         assert devices.hindrance() == NOT_CONNECTED
 
 
-@pytest.mark.parametrize("text", [None, "[kubelet]\n[[", "[dra]\nenabled = true\n"], ids=["none", "broken", "one door"])
-async def test_a_start_without_a_usable_policy_opens_neither_of_two_doors(folder: Path, text: str | None) -> None:
-    """Nor does a reload, which only mends what decisions are by: pools of either door are read at the start."""
+@pytest.mark.parametrize("text", [None, "[kubelet]\n[[", "[dra]\nenabled = true\n"], ids=["none", "broken", "one way"])
+async def test_a_start_without_a_usable_policy_opens_neither_of_two_ways(folder: Path, text: str | None) -> None:
+    """Nor does a reload, which only mends what decisions are by: pools of either way are read at the start."""
     state, policy = StateFolder(folder / "state"), folder / "policy.toml"
     state.open()
     policy.write_text(text or "")
-    doors: dict[str, str | bool] = {"kubelet.enabled": True, "dra.enabled": True, "kubelet.registration": "register"}
+    ways: dict[str, str | bool] = {"kubelet.enabled": True, "dra.enabled": True, "kubelet.registration": "register"}
     with contextlib.closing(state):
-        daemon = Daemon(state, state.key(), PolicyFile(str(policy), doors, state.path), FOUR_GPUS)
+        daemon = Daemon(state, state.key(), PolicyFile(str(policy), ways, state.path), FOUR_GPUS)
         daemon._ready()
         daemon._plugin.kubelet.key = bytes(32)
         assert daemon._kubelet.devices.hindrance().startswith("the policy is broken: ")
@@ -185,7 +185,7 @@ async def test_a_start_without_a_usable_policy_opens_neither_of_two_doors(folder
         assert daemon._kubelet.devices.hindrance() == OFFERED_TWICE
         assert daemon._dra._listener() is None
         assert daemon._dra.fault.endswith("; then restart nri-gpu")
-        daemon = Daemon(state, state.key(), PolicyFile(str(policy), doors, state.path), FOUR_GPUS)
+        daemon = Daemon(state, state.key(), PolicyFile(str(policy), ways, state.path), FOUR_GPUS)
         assert OFFERED_TWICE not in (daemon._kubelet.devices.hindrance(), daemon._dra.fault)
 
 

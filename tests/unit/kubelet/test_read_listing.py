@@ -552,7 +552,7 @@ def asks(node: ExternalNode, claim: str, of: str = "train") -> tuple[GpuUuid, ..
     return node.create(made)
 
 
-def test_a_prepared_device_is_held_from_all_doors_before_its_container_comes(node: ExternalNode) -> None:
+def test_a_prepared_device_is_held_from_all_ways_before_its_container_comes(node: ExternalNode) -> None:
     """By the answer about its sandbox: a List may be ten seconds away."""
     prepared(node, "gpu-6")  # minor 6 is GPU 1
     assert node.taken() == {uuid(1)}

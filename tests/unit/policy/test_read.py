@@ -102,7 +102,7 @@ CROSS: dict[str, tuple[Raw, str, str]] = {
         "kubelet.inject_for[0]",
         "takes b.io/mig-1g.10gb.shared, which",
     ),
-    "two doors, one of which has the rest": (
+    "two ways, one of which has the rest": (
         {
             "pool": [POOL, {"name": "small", "device": ["1"]}],
             "kubelet": {"enabled": True, "resources": {"nvidia.com/a": "big"}},
@@ -112,8 +112,8 @@ CROSS: dict[str, tuple[Raw, str, str]] = {
         "set dra.pool to a [[pool]] that kubelet.resources does not list, and list kubelet.resource there",
     ),
     "unknown pool for claims": ({"pool": [POOL], "dra": {"pool": "bgi"}}, "dra.pool", 'mean "big"?'),
-    "two doors to the same GPUs": ({"kubelet": {"enabled": True}, "dra": {"enabled": True}}, "dra.pool", "counts them"),
-    "two doors to one pool": (
+    "two ways to the same GPUs": ({"kubelet": {"enabled": True}, "dra": {"enabled": True}}, "dra.pool", "counts them"),
+    "two ways to one pool": (
         {"pool": [POOL], "kubelet": {"enabled": True, "pool": "big"}, "dra": {"enabled": True, "pool": "big"}},
         "dra.pool",
         "set dra.pool and kubelet.pool to two different [[pool]]s",
@@ -145,12 +145,12 @@ TWO_POOLS: Raw = {
     "kubelet": {"pool": "big"},
     "dra": {"pool": "small"},
 }
-DOORS: dict[str, object] = {"kubelet.enabled": True, "dra.enabled": True}
+WAYS: dict[str, object] = {"kubelet.enabled": True, "dra.enabled": True}
 TWICE = "would both offer the same GPUs to the scheduler"
 LINES = {"dra.pool": 4, "metrics.listen": 9, "kubelet.inject_for": 7, "pool": 5, "kubelet.pool": 3}
 Found = tuple[str, str, int | None, str]
 OVER: dict[str, tuple[Raw, dict[str, object], tuple[Found, ...]]] = {
-    "a second door to the same GPUs": (
+    "a second way to the same GPUs": (
         {"dra": {"enabled": True}},
         {"kubelet.enabled": True},
         (("command line", "--kubelet", None, TWICE),),
@@ -160,11 +160,11 @@ OVER: dict[str, tuple[Raw, dict[str, object], tuple[Found, ...]]] = {
         {"dra.enabled": True, "kubelet.enabled": True},
         (("command line", "--dra", None, TWICE),),
     ),
-    "two doors without a file's word": ({}, DOORS, (("command line", "--dra, --kubelet", None, TWICE),)),
-    "two doors, two pools": (TWO_POOLS, DOORS, ()),
-    "two doors in the file, and one of them off": (BOTH, {"kubelet.enabled": False}, ()),
-    "two doors in the file, said again": (BOTH, DOORS, (("f", "dra.pool", 4, TWICE),)),
-    "two doors in the file, and options that change neither": (
+    "two ways without a file's word": ({}, WAYS, (("command line", "--dra, --kubelet", None, TWICE),)),
+    "two ways, two pools": (TWO_POOLS, WAYS, ()),
+    "two ways in the file, and one of them off": (BOTH, {"kubelet.enabled": False}, ()),
+    "two ways in the file, said again": (BOTH, WAYS, (("f", "dra.pool", 4, TWICE),)),
+    "two ways in the file, and options that change neither": (
         BOTH,
         {"plugin.index": "20", "dra.enabled": None, "kubelet.registration": "watcher"},
         (("f", "dra.pool", 4, TWICE),),
@@ -198,7 +198,7 @@ OVER: dict[str, tuple[Raw, dict[str, object], tuple[Found, ...]]] = {
     "metrics that an option moves": ({"metrics": {"listen": "0.0.0.0:9464"}}, {"metrics.listen": "/run/m.sock"}, ()),
     "all at once, the file's first": (
         {"pool": [{"name": "a"}], "kubelet": {"inject_for": ["nvidia.com/gpu"], "pool": "b"}},
-        {**DOORS, "metrics.listen": "0.0.0.0:1"},
+        {**WAYS, "metrics.listen": "0.0.0.0:1"},
         (
             ("f", "kubelet.pool", 3, 'no pool is called "b"'),
             ("f", "pool[0]", 5, "has no selector"),

@@ -73,8 +73,8 @@ def test_faults_of_the_file_and_of_options_come_together(tmp_path: Path) -> None
     ]
 
 
-DOORS: dict[str, str | bool] = {"kubelet.enabled": True, "dra.enabled": True}
-ONE_DOOR = "[dra]\nenabled = true\n"
+WAYS: dict[str, str | bool] = {"kubelet.enabled": True, "dra.enabled": True}
+ONE_WAY = "[dra]\nenabled = true\n"
 POOLS = """
 [kubelet]
 pool = "a"
@@ -92,13 +92,13 @@ device = ["1"]
 @pytest.mark.parametrize("text", [None, "", "# nothing\n"])
 def test_options_that_contradict_each_other_are_a_fault_without_a_file_too(text: str | None) -> None:
     with pytest.raises(PolicyError) as caught:
-        build_policy(None if text is None else PolicyText("f", text), DOORS)
+        build_policy(None if text is None else PolicyText("f", text), WAYS)
     (fault,) = caught.value.faults
     assert (fault.file, fault.key, fault.line) == ("command line", "--dra, --kubelet", None)
 
 
 def test_a_table_without_a_key_is_told_of_beside_options(tmp_path: Path) -> None:
-    policy = load_policy(written(tmp_path, f"{POOLS}\n[stray]\n"), DOORS)
+    policy = load_policy(written(tmp_path, f"{POOLS}\n[stray]\n"), WAYS)
     assert [fault.key for fault in policy.empty_tables] == ["stray"]
 
 
@@ -278,18 +278,18 @@ def test_a_start_takes_the_file_then_the_last_good_one_then_refuses(tmp_path: Pa
 
 def test_a_policy_that_options_contradict_is_a_bad_policy(tmp_path: Path, log: Log) -> None:
     """Never an end of the daemon: the last good policy, or a refusal. They are put over the last good one as well."""
-    written(tmp_path, ONE_DOOR)
+    written(tmp_path, ONE_WAY)
     refused = InForce(tmp_path, kubelet=True).state.policy
     assert refused.fault.startswith("command line: --kubelet: dra.enabled and kubelet.enabled would both offer")
     assert log.one("policy not usable").fields["fault"] == refused.fault
     written(tmp_path, POOLS)
     both = InForce(tmp_path, kubelet=True, dra=True).state.policy
     assert (both.fault, both.kubelet.enabled, both.dra.enabled) == ("", True, True)
-    written(tmp_path, ONE_DOOR)
+    written(tmp_path, ONE_WAY)
     last = InForce(tmp_path, kubelet=True).state.policy
     assert (last.fault, last.kubelet.pool, last.dra.enabled) == ("", "a", False)
     assert log.one("started on the last good policy")
-    (tmp_path / "state" / LAST_GOOD).write_text(ONE_DOOR)
+    (tmp_path / "state" / LAST_GOOD).write_text(ONE_WAY)
     assert InForce(tmp_path, kubelet=True).state.policy.fault
     assert log.one("last good policy not usable either")
 
@@ -302,7 +302,7 @@ async def test_options_hold_over_what_a_reload_reads(tmp_path: Path, log: Log) -
     assert (daemon.now()[0], daemon.state.policy.kubelet.pool, len(daemon.changed)) == ("10", "a", 0)
     fault = log.one("policy not reloaded, the old one stays").fields["fault"]
     assert str(fault).startswith("command line: --dra, --kubelet: ")
-    daemon.reload.take_text(ONE_DOOR)  # the runtime's
+    daemon.reload.take_text(ONE_WAY)  # the runtime's
     assert daemon.state.policy.fault.startswith("command line: --kubelet: ")
 
 
@@ -313,7 +313,7 @@ def test_a_policy_that_options_mend_is_kept_and_compared(tmp_path: Path) -> None
     kept = load_last_good(tmp_path / "state")
     assert kept
     assert kept.limits.gpus_per_pod == 1
-    written(tmp_path, ONE_DOOR)
+    written(tmp_path, ONE_WAY)
     before = InForce(tmp_path, kubelet=False).file.before
     assert before
     assert before.limits.gpus_per_pod == 1

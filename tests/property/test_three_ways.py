@@ -1,4 +1,4 @@
-"""One ledger behind three doors: annotation, device plugin and claim never give one exclusive GPU to two parties.
+"""One ledger behind three ways: annotation, device plugin and claim never give one exclusive GPU to two parties.
 
 Whatever is prepared, unprepared, created, started, stopped and restarted in whatever order; a claim is one party, from
 prepare to unprepare, and its containers are of it for as long as they run.
@@ -26,7 +26,7 @@ from tests.support.claim_nodes import ClaimNode, with_claims
 TEXTS: Final = st.sampled_from(["", "", "", "mode=shared", "capabilities=utility"])
 
 
-class ThreeDoors(OneLedger):
+class ThreeWays(OneLedger):
     """of_claim: by which claim each container was created. asked: each claim as the API server has it."""
 
     def __init__(self) -> None:
@@ -150,4 +150,4 @@ class ThreeDoors(OneLedger):
                 assert has not in offered or (shared and self.shared)
 
 
-TestThreeDoors = ThreeDoors.TestCase
+TestThreeWays = ThreeWays.TestCase
