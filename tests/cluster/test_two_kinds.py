@@ -45,7 +45,7 @@ device = ["3"]
 """
 # Values of docs/migrate.md, "Node by node": the file's name -> its text.
 SHOWN: Final = dict(
-    re.findall(r"```yaml\n# (\w+\.yaml):.*?\n(.*?)```", (ROOT / "docs" / "foreign.md").read_text(), re.S)
+    re.findall(r"```yaml\n# (\w+\.yaml):.*?\n(.*?)```", (ROOT / "docs" / "migrate.md").read_text(), re.S)
 )
 
 

@@ -272,7 +272,8 @@ def test_whom_there_is_no_time_for_is_counted(tmp_path: Path) -> None:
         *uses, extent = scan(0, frozenset({MAJOR}), limit_s=0.0)
     assert uses == []
     assert isinstance(extent, Extent)
-    assert extent.late + extent.closed == extent.processes
+    ended = extent.processes - extent.late - extent.closed  # meanwhile
+    assert 0 <= ended < extent.late
     assert path_in_proc(many) in extent.closed_in
     assert f"what {extent.late} of {extent.processes} processes have open, so many files" in extent.unread
 

@@ -215,7 +215,7 @@ def test_an_observer_shows_allocations_and_nothing_of_grants() -> None:
 
 
 def test_the_alerts_that_can_fire_of_an_observer_are_those_of_the_docs() -> None:
-    listed = DOCS.read_text().partition("Of the alerts these can fire there:")[2].partition(". ")[0]
+    listed = DOCS.read_text().partition("These alerts can fire there:")[2].partition(". ")[0]
     names = {name for name, _ in scrape(observer=OBSERVER).samples}
     can = [each["alert"] for each in alert_rules() if set(re.findall(r"\bnri_gpu_\w+", each["expr"])) <= names]
     assert re.findall(r"`(\w+)`", listed) == can

@@ -53,8 +53,8 @@ from tools.chart_values import leaves, old_names
 from tools.manifests import FOLDER, SETS
 
 ROOT = CHART.parents[2]
-PAGE = (ROOT / "docs" / "kubernetes-install.md").read_text()
-CHANGE_OVER = (ROOT / "docs" / "foreign.md").read_text()
+PAGE = "".join((ROOT / "docs" / f"{each}.md").read_text() for each in ("kubernetes-install", "distributions", "rights"))
+CHANGE_OVER = (ROOT / "docs" / "migrate.md").read_text()
 SCHEMA = json.loads((CHART / "values.schema.json").read_text())
 # The oldest that Chart.yaml admits and the newest whose schemas there are.
 VERSIONS = ("1.25", kubernetes_validate.latest_version())
@@ -441,7 +441,7 @@ def test_one_name_in_two_namespaces_is_two_releases() -> None:
 # --- what the documentation says to set ------------------------------------------------------------------------------
 
 
-def test_every_value_that_the_page_names_is_one_and_renders() -> None:
+def test_every_value_that_the_pages_name_is_one_and_renders() -> None:
     said = re.findall(r"`([a-z][A-Za-z]*(?:\.[A-Za-z]+)+): ([^`]+)`", PAGE)
     assert {path for path, _ in said} >= {"kubelet.enabled", "paths.driverRoot", "guard.criDir"}
     for path, value in said:
@@ -453,7 +453,7 @@ def test_every_value_that_the_page_names_is_one_and_renders() -> None:
         assert key in values()[section] or name in SETTINGS, name
 
 
-def test_every_policy_that_the_page_shows_holds() -> None:
+def test_every_policy_that_the_pages_show_holds() -> None:
     shown = re.findall(r"```toml\n(.*?)```", PAGE, flags=re.DOTALL)
     settings = re.findall(r"`\[([a-z]+)\] ([^`]+)`", PAGE)
     shown += [f"[{section}]\n{setting}" for section, setting in settings if "=" in setting]
@@ -461,7 +461,7 @@ def test_every_policy_that_the_page_shows_holds() -> None:
     assert all(build_policy(PolicyText("page", text)) for text in shown)
 
 
-def test_every_path_of_the_cluster_that_the_page_names_is_the_charts() -> None:
+def test_every_path_of_the_cluster_that_the_pages_name_is_the_charts() -> None:
     paths = {path for variant in VARIANTS for path in host_paths("daemon", variant)}
     for said in ("/var/run/nri", "/run/nri-gpu", "/var/lib/nri-gpu/drivers", "/var/lib/kubelet"):
         assert said in PAGE

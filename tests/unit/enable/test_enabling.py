@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
+import signal
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Final
@@ -205,8 +206,12 @@ def test_a_systemctl_that_ends_halfway_is_taken_back(
     (root / "bin/systemctl").write_text(f'#!/bin/sh\n{half}\nexec {shutil.which("systemctl")} "$@"\n')
     (root / "bin/systemctl").chmod(0o755)
     monkeypatch.setenv("PATH", str(root / "bin"), prepend=os.pathsep)
-    with pytest.raises(error):
-        enable("cdi", checkout, PLAIN, root)
+    before_test = signal.signal(signal.SIGINT, signal.default_int_handler)  # ignored in a shell's background
+    try:
+        with pytest.raises(error):
+            enable("cdi", checkout, PLAIN, root)
+    finally:
+        signal.signal(signal.SIGINT, before_test)
     assert files(root) == before
 
 
