@@ -60,7 +60,8 @@ class Entry(Recorded, frozen=True):
         """Return the time by which it should have started; infinite where it did, or may at any time."""
         if self.phase is not GrantPhase.CREATED or self.until is Lapse.NEVER:
             return math.inf
-        return self.since + grace_s if self.until is Lapse.AFTER_GRACE else self.until
+        # An infinite grace: no refused start is heeded, and only a walk that finds no process ends the wait.
+        return self.since + grace_s if self.until is Lapse.AFTER_GRACE or math.isinf(grace_s) else self.until
 
     def lapsed(self, now: float) -> Entry:
         """Return the entry as one that holds nothing from now on."""

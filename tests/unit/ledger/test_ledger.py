@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import math
 import time
 from typing import Final
 
@@ -15,7 +16,7 @@ from nri_gpu.ledger.holders import UNUSED, ExternalAllocation, Usage
 from nri_gpu.ledger.ledger import Entry, GrantPhase, Ledger
 from nri_gpu.ledger.reservations import reservation_of
 from tests.support import builders as make
-from tests.support.ledgers import GRACE_S, after
+from tests.support.ledgers import GRACE_S, RULES, after
 
 A, B, A_SIDE = make.container(of="a"), make.container(of="b"), make.container(of="a", name="side")
 EXCLUSIVE, SHARED = Mode.EXCLUSIVE, Mode.SHARED
@@ -171,6 +172,15 @@ def test_one_that_is_looked_for_starts_beside_nobody_who_has_its_gpu_by_now() ->
     found_nowhere = after(looked_for, Sought(10.5, 10.0, frozenset({A.id})))
     assert phases(found_nowhere) == {A.id: LAPSED, B.id: RUNNING}
     assert not found_nowhere.may_start(A.id)
+
+
+@pytest.mark.parametrize(("grace_s", "phase"), [(GRACE_S, LAPSED), (math.inf, CREATED)])
+def test_where_no_refused_start_is_heeded_time_alone_frees_nothing(grace_s: float, phase: GrantPhase) -> None:
+    """Also of what only the journal has: it may start without a word after the walk that looked for it."""
+    remembered = Entry(make.grant(0, to=A), CREATED, 5.0, 12.0, remembered=True)
+    listed = Synchronized(10.0, frozenset(), (), (remembered,))
+    ledger = after(Ledger(), listed, Ticked(100.0), rules=replace(RULES, created_grace_s=grace_s))
+    assert phases(ledger) == {A.id: phase}
 
 
 def test_synchronize_takes_as_long_for_each_container_whatever_their_number() -> None:
