@@ -60,9 +60,8 @@ linkcheck_anchors_ignore_for_url = [r"https://github\.com/.*"]  # GitHub makes a
 linkcheck_timeout = 20  # seconds
 
 
-# A link in Markdown, or the place that a word in brackets leads to, up to its target within the repository.
-WITHIN: Final = re.compile(r"(\]\(|^\[[^\]\n]+\]: )(?!https?:)(#?)", re.MULTILINE)
-DEFINITION: Final = re.compile(r"^\[[^\]\n]+\]: .*$", re.MULTILINE)
+# A link in Markdown, up to its target within the repository.
+WITHIN: Final = re.compile(r"\]\((?!https?:)(#?)")
 LONG: Final = 24  # characters
 BREAKABLE: Final = re.compile(r"(?<=\w[/=,])(?=[^/\s])")
 LINKS: Final = (addnodes.pending_xref, addnodes.download_reference)
@@ -121,10 +120,9 @@ class LongWords(SphinxTransform):
 
 
 def readme_from_docs(_app: Sphinx, path: Path, _page: str, text: list[str]) -> None:
-    """Make README's links right in a page of docs/ that includes its beginning, and put their definitions in front."""
+    """Make README's links right in a page of docs/ that includes its beginning."""
     if path.name == "README.md":
-        whole = WITHIN.sub(lambda link: f"{link[1]}../{'README.md#' if link[2] else ''}", text[0])
-        text[0] = "\n".join([*DEFINITION.findall(whole), "", whole])
+        text[0] = WITHIN.sub(lambda link: f"](../{'README.md#' if link[1] else ''}", text[0])
 
 
 class Search(SearchEnglish):
@@ -139,7 +137,7 @@ class Search(SearchEnglish):
 
 
 def setup(app: Sphinx) -> dict[str, bool]:
-    """Sphinx's way to what is added here."""
+    """Add to Sphinx what this file has."""
     gc.disable()  # the build is short and keeps what it makes
     for each in (SourceLinks, Titles, LongWords):
         app.add_transform(each)

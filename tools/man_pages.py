@@ -47,8 +47,12 @@ class UnknownMarkdownError(Exception):
 
 def roff(text: str) -> str:
     """Return plain text as roff takes it, in a line of its own or within one."""
-    escaped = "".join(ESCAPED.get(letter, letter) for letter in text)
-    return "\n".join(f"\\&{line}" if line.startswith(".") else line for line in escaped.split("\n"))
+    return _no_command("".join(ESCAPED.get(letter, letter) for letter in text))
+
+
+def _no_command(text: str) -> str:
+    """Return a text of which roff takes no line for a command."""
+    return "\n".join(f"\\&{line}" if line.startswith(".") else line for line in text.split("\n"))
 
 
 def head(name: str, section: int, about: str, source: str) -> list[str]:
@@ -83,12 +87,10 @@ def policy() -> str:
     """Return nri-gpu-policy(5)."""
     lines = head("nri-gpu-policy", 5, "the policy file of nri-gpu", "nri_gpu/policy")
     lines += [".SH SYNOPSIS", ".I /etc/nri\\-gpu/policy.toml", ".SH DESCRIPTION", *blocks(POLICY), ".SH SECTIONS"]
-    for name, cls in SECTIONS.items():
-        lines += [f'.SS "[{name}]"', *blocks(section_help(name))]
+    for name, cls in {**SECTIONS, **LISTS}.items():
+        title = f"[[{name}]]" if name in LISTS else f"[{name}]"
+        lines += [f'.SS "{title}"', *blocks(section_help(name))]
         lines += [line for each in settings_of(cls).values() for line in _setting(each)]
-    for name, rows in LISTS.items():
-        lines += [f'.SS "[[{name}]]"', *blocks(section_help(name))]
-        lines += [line for each in settings_of(rows).values() for line in _setting(each)]
     lines.append(".SH FILES")
     for path, what in POLICY_FILES.items():
         lines += [".TP", f".I {roff(path)}", roff(what)]
@@ -158,9 +160,8 @@ def _table(node: SyntaxTreeNode) -> Iterator[str]:
 
 
 def _inline(node: SyntaxTreeNode) -> str:
-    """Return text with fonts, in which no line is a command."""
-    text = "".join(_spans(node.children))
-    return "\n".join(f"\\&{line}" if line.startswith(".") else line for line in text.split("\n"))
+    """Return text with fonts."""
+    return _no_command("".join(_spans(node.children)))
 
 
 def _spans(nodes: Sequence[SyntaxTreeNode]) -> Iterator[str]:

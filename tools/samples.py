@@ -88,14 +88,11 @@ def pod() -> str:
         f"$ nri-gpu explain train.yaml --gpus \\\n  {TOPOLOGY} |\n  grep {' '.join(f'-e {each}' for each in KEPT)}\n"
     )
     said = "".join(f"{line}\n" for line in _explained().splitlines() if re.search("|".join(KEPT), line))
-    cells = (("train.yaml", _fenced(POD, "yaml")), ("what it would get", _fenced(command + said)))
-    heads, bodies = ("".join(f"{each}" for each in row) for row in zip(*(_cell(*each) for each in cells), strict=True))
+    cells = {"train.yaml": _fenced(POD, "yaml"), "what it would get": _fenced(command + said)}
+    heads = "".join(f"<th>{head}</th>" for head in cells)
+    bodies = "".join(f"<td>\n\n{body}\n</td>\n" for body in cells.values())
     table = f"<table>\n<tr>{heads}</tr>\n<tr>\n{bodies}</tr>\n</table>"
     return f'<div class="table-wrapper">\n{table}\n</div>\n'  # scrolls by itself on a narrow page of the site
-
-
-def _cell(head: str, body: str) -> tuple[str, str]:
-    return f"<th>{head}</th>", f"<td>\n\n{body}\n</td>\n"
 
 
 def _explained() -> str:

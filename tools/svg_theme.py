@@ -32,14 +32,14 @@ DARK: Final = {
     "#999999": "#868c94",
 }
 START: Final = re.compile(r"<svg\b[^>]*>\n")
-USED: Final = re.compile(r'\b(fill|stroke)(=")?(: )?(#[0-9a-f]{6}|black)\b')
+USED: Final = re.compile(r'\b(fill|stroke)(="|: )(#[0-9a-f]{6}|black)\b')
 
 
 def with_dark_colours(svg: str) -> str:
     """Return a picture with a style for dark pages. Raises: KeyError: a colour that DARK lacks."""
     rules = [f"text {{ fill: {INK}; }}"]
-    for what, attribute, colour in sorted({(found[1], found[2], found[4]) for found in USED.finditer(svg)}):
-        chosen = f'[{what}="{colour}"]' if attribute else f'[style*="{what}: {colour}"]'
+    for what, sign, colour in sorted(set(USED.findall(svg))):
+        chosen = f'[{what}="{colour}"]' if sign == '="' else f'[style*="{what}: {colour}"]'
         rules.append(f"{chosen} {{ {what}: {DARK[colour]} !important; }}")
     style = "\n".join(["<style>@media (prefers-color-scheme: dark) {", *rules, "}</style>\n"])
     return START.sub(lambda start: start[0] + style, svg, count=1)

@@ -22,7 +22,7 @@ from deploy import bundle
 from nri_gpu import __version__
 
 SPEC: Final = Path(__file__).with_name("nri-gpu.spec")
-DOCUMENTS: Final = ("LICENSE",)
+LICENSE: Final = bundle.ROOT / "LICENSE"
 # Level 19 takes ten times as long, and makes packages that are a ninth smaller.
 COMPRESSION: Final = "w9.zstdio"
 # No time and no name of the machine that builds.
@@ -57,7 +57,7 @@ def pack(
         sources.mkdir()
         with tarfile.open(sources / f"nri-gpu-{__version__}-tree.tar", "w") as archive:
             archive.add(tree, ".", filter=lambda member: _owned_by_root(member, epoch))
-        for path in (bundle.LOCK, *(bundle.ROOT / each for each in DOCUMENTS)):
+        for path in (bundle.LOCK, LICENSE):
             shutil.copy(path, sources)
         defines = (f"--define=_topdir {work}", f"--define=_binary_payload {payload}")
         # --nodeps: what it requires is for the machine that it is installed on.

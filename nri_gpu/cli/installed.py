@@ -22,10 +22,10 @@ def here(text: str) -> str:
 
     A page that is not installed keeps its name, which the repository and the site know it by.
     """
-    checkout = Path(__file__).parents[2]
-    for folder in (checkout / "config/topologies", Path(sys.prefix, "share/nri-gpu/topologies")):
-        if not TOPOLOGIES.is_dir() and folder.is_dir():
-            text = text.replace(str(TOPOLOGIES), str(folder))
+    checkout, environment = Path(__file__).parents[2], Path(sys.prefix)
+    places = (TOPOLOGIES, checkout / "config/topologies", environment / "share/nri-gpu/topologies")
+    topologies = next((folder for folder in places if folder.is_dir()), TOPOLOGIES)
+    text = text.replace(str(TOPOLOGIES), str(topologies))
     return _PAGE.sub(lambda found: str(path) if (path := MANUAL / found[0]).is_file() else found[0], text)
 
 
