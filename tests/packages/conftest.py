@@ -6,7 +6,7 @@ import os
 import shutil
 import subprocess
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Final
 
@@ -16,7 +16,7 @@ from msgspec import Struct
 from deploy import bundle
 from deploy.debian import build
 from nri_gpu import __version__
-from tests.support.cache import kept
+from tests.support.cache import once
 from tests.support.debian_root import DebianRoot
 from tests.support.released import BEFORE_CORDONS, unpacked
 
@@ -57,13 +57,6 @@ class Debs(Struct, frozen=True):
     @property
     def newer(self) -> list[str]:
         return self.seen(version=NEWER)
-
-
-def once(factory: pytest.TempPathFactory, worker_id: str, name: str, make: Callable[[Path], object]) -> Path:
-    """A folder that the first worker to want it makes, for all of them."""
-    own = factory.getbasetemp()
-    folder = (own if worker_id == "master" else own.parent) / name
-    return kept(folder, make)
 
 
 @pytest.fixture(scope="session")

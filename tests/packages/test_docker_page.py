@@ -9,7 +9,7 @@ from tests.packages.conftest import AT, Debs
 from tests.packages.test_one_machine import PROGRAMS, write_runc
 from tests.packages.test_systemd import GPUS
 from tests.support import image, packages, pages
-from tests.support.booted_root import BootedRoot
+from tests.support.booted_root import BootedRoot, starting
 from tests.support.driver_root import make_driver_root
 
 UNITS: Final = Path("/run/systemd/system")
@@ -48,7 +48,7 @@ def test_a_reader_follows_it(debs: Debs, tmp_path: Path) -> None:
         (own["programs"] / name).chmod(0o755)
     service = f"/usr/bin/nri-gpu cdi generate --output /run/cdi/nri-gpu.json {GPUS}"
     for name, command in {"docker.service.d": ENGINE, "nri-gpu-cdi.service.d": service}.items():
-        (own[name] / "test.conf").write_text(f"[Service]\nExecStart=\nExecStart={command}\n")
+        (own[name] / "test.conf").write_text(starting(command))
     image.build(own["images"] / "debian.tar", packages.busybox(), image.ImageSpec("debian:12"))
     seen = {
         own["programs"]: PROGRAMS,

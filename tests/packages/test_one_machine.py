@@ -17,7 +17,7 @@ from tests import ground
 from tests.packages.conftest import Debs
 from tests.packages.test_systemd import DROP_IN, OPTIONS
 from tests.support import image, packages, pages, runc_devices_only
-from tests.support.booted_root import BootedRoot
+from tests.support.booted_root import BootedRoot, starting
 from tests.support.driver_root import make_driver_root
 
 PAGE: Final = pages.FOLDER / "one-machine.md"
@@ -77,7 +77,7 @@ def booted(machine: Machine, folder: Path, debs: Debs | None = None) -> Iterator
     for program in (*(machine.programs.iterdir() if machine.programs else ()), ground.need("crictl") / "crictl"):
         shutil.copy(program, programs)
     write_runc(programs)
-    (own["drop-in"] / "test.conf").write_text(f"[Service]\nExecStart=\nExecStart=/usr/bin/nri-gpu run {OPTIONS}\n")
+    (own["drop-in"] / "test.conf").write_text(starting(f"/usr/bin/nri-gpu run {OPTIONS}"))
     seen = {
         programs: PROGRAMS,
         own["images"]: "/images",

@@ -10,9 +10,10 @@ import pytest
 
 from deploy.bundle import COMMON, DAEMON
 from deploy.debian.build import VERSION
-from tests.packages.conftest import AT, DAEMONS, Debs, install, once
+from tests.packages.conftest import AT, DAEMONS, Debs, install
 from tests.packages.test_systemd import FORGOTTEN_S, SERVES_S, UNITS, Machine, booted
 from tests.support.booted_root import BootedRoot
+from tests.support.cache import once
 from tests.support.daemon import UUIDS
 from tests.support.debian_root import DebianRoot
 from tests.support.waiting import wait_for

@@ -18,12 +18,12 @@ from nri_gpu.domain.errors import Exit
 from nri_gpu.ledger.ledger import GrantPhase
 from tests.packages.conftest import AT, DAEMONS, NEWER, Debs
 from tests.support import packages
-from tests.support.booted_root import BootedRoot
+from tests.support.booted_root import BootedRoot, starting
 from tests.support.containerd import Containerd
 from tests.support.daemon import UUIDS
 from tests.support.driver_root import make_driver_root
 from tests.support.kubeconfig import kubeconfig
-from tests.support.own_root import SOCKETS, OwnRoot
+from tests.support.own_root import SOCKETS, give_own_root
 from tests.support.pods import ContainerSpec
 from tests.support.waiting import wait_for
 
@@ -114,10 +114,10 @@ class Machine(Struct, frozen=True):
 def booted(debs: Debs, layer: Path) -> Iterator[Machine]:
     """A system that was booted with what is installed in a layer, beside a containerd."""
     node = Containerd(packages.fetch(packages.Version.V2_1))
-    OwnRoot(node.supervisor_pid, node.base, SOCKETS + STAGED)
+    give_own_root(node.supervisor_pid, node.base, SOCKETS + STAGED)
     drop_in = node.base / "drop-in"
     drop_in.mkdir()
-    (drop_in / "test.conf").write_text(f"[Service]\nExecStart=\nExecStart=/usr/bin/nri-gpu run {OPTIONS}\n")
+    (drop_in / "test.conf").write_text(starting(f"/usr/bin/nri-gpu run {OPTIONS}"))
     seen = {
         debs.folder: AT,
         node.base / "nri": "/run/nri",
@@ -206,7 +206,7 @@ def test_the_other_units_start_and_go_too(machine: Machine) -> None:
     for name, text in {
         "nri-gpu/policy.toml": POLICY,
         "kubernetes/kubelet.conf": KUBECONFIG,
-        "systemd/system/nri-gpu-cdi.service.d/test.conf": f"[Service]\nExecStart=\nExecStart={command}\n",
+        "systemd/system/nri-gpu-cdi.service.d/test.conf": starting(command),
     }.items():
         root.run("mkdir", "-p", f"/etc/{Path(name).parent}")
         (root.path / "etc" / name).write_text(text)

@@ -67,6 +67,11 @@ exec unshare --cgroup sh -ec {shlex.quote(BOOT)} boot "$work"
 """
 
 
+def starting(command: str) -> str:
+    """A drop-in by which a service starts that instead."""
+    return f"[Service]\nExecStart=\nExecStart={command}\n"
+
+
 class BootedRoot(DebianRoot):
     """One system, from `open` (or `with`) on. Arguments as of DebianRoot: what one keeps in a folder, another boots."""
 

@@ -8,14 +8,13 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.cache import kept
+from tests.support.cache import once
 from tools.files import ROOT
 
 
 @pytest.fixture(scope="session")
 def site(tmp_path_factory: pytest.TempPathFactory, worker_id: str) -> Path:
-    own = tmp_path_factory.getbasetemp()
-    return kept((own if worker_id == "master" else own.parent) / "site", _build)
+    return once(tmp_path_factory, worker_id, "site", _build)
 
 
 def _build(folder: Path) -> None:

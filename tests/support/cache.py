@@ -11,6 +11,10 @@ import shutil
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:  # the demo runs without it
+    import pytest
 
 
 def cache_folder() -> Path:
@@ -36,6 +40,12 @@ def kept(folder: Path, make: Callable[[Path], object], is_current: Callable[[], 
             make(unfinished)
             unfinished.rename(folder)
     return folder
+
+
+def once(factory: pytest.TempPathFactory, worker_id: str, name: str, make: Callable[[Path], object]) -> Path:
+    """Return a folder of this run that the first worker to want it makes, for all of them."""
+    own = factory.getbasetemp()
+    return kept((own if worker_id == "master" else own.parent) / name, make)
 
 
 @contextmanager

@@ -122,11 +122,6 @@ class Docker:
             self._daemon.close()
         self._supervisor.close()
 
-    @property
-    def client(self) -> str:
-        """The command of a client of this engine."""
-        return f"{self._programs.client} --host unix://{self.base}/docker.sock"
-
     def version(self) -> tuple[int, int]:
         """Major and minor number of the engine."""
         major, minor = self("version", "--format", "{{.Server.Version}}").split(".")[:2]
@@ -214,7 +209,7 @@ class Docker:
         return not self._client("version").returncode
 
     def _client(self, *arguments: str, timeout_s: float = COMMAND_TIMEOUT_S) -> subprocess.CompletedProcess[str]:
-        command = [*self.client.split(), *arguments]
+        command = [str(self._programs.client), "--host", f"unix://{self.base}/docker.sock", *arguments]
         environment = {"PATH": SYSTEM_PATH, "HOME": str(self.base), "DOCKER_CONFIG": str(self.base / "client")}
         return subprocess.run(
             command, capture_output=True, text=True, errors="replace", check=False, env=environment, timeout=timeout_s

@@ -1,20 +1,12 @@
-"""The machine's root as one containerd's own: what is written below these folders is gone with its mount namespace.
-
-node = Containerd(runtime)
-shell = OwnRoot(node)         # before it boots: containers must see the same folders
-node.boot()
-shell.run("nri-gpu status")   # with the paths that an operator uses: /run/containerd, /etc/nri-gpu, ...
-"""
+"""The machine's root as one engine's own: what is written below these folders is gone with its mount namespace."""
 
 from __future__ import annotations
 
-import os
 import subprocess
-from collections.abc import Mapping
 from pathlib import Path
-from typing import Final, Self
+from typing import Final
 
-from tests.support.containerd import SYSTEM_PATH, Containerd
+from tests.support.containerd import SYSTEM_PATH
 
 OVERLAID: Final = ("etc", "opt", "run", "usr", "var")
 SOCKET: Final = Path("/run/containerd/containerd.sock")
@@ -39,43 +31,20 @@ mkdir -p {{base}}/nri {NRI} && mount --bind {{base}}/nri {NRI}
 """
 
 
-class OwnRoot:
-    """A shell in the mount namespace of an engine that does not run yet.
+def give_own_root(supervisor_pid: int, base: Path, more: str) -> None:
+    """Overlay the root in the mount namespace of an engine that does not run yet, and run a script there.
 
-    base: its folder. more: a script to begin with.
+    base: the engine's folder. more: the script.
     """
-
-    def __init__(self, supervisor_pid: int, base: Path, more: str = "") -> None:
-        self._namespace = f"--mount=/proc/{supervisor_pid}/ns/mnt"
-        done = self.run((FOLDERS + more).format(base=base))
-        assert done.returncode == 0, done.stdout
-
-    @classmethod
-    def of(cls, node: Containerd) -> Self:
-        """With the runtime's sockets where its package has them."""
-        return cls(node.supervisor_pid, node.base, SOCKETS)
-
-    def words(self, *command: str | Path) -> list[str]:
-        """The command that runs another one there."""
-        return ["nsenter", self._namespace, "--wd=/", *map(str, command)]
-
-    def run(self, script: str, environment: Mapping[str, str] | None = None) -> subprocess.CompletedProcess[str]:
-        """A script of bash; its output and its errors come together, as on a terminal."""
-        return subprocess.run(
-            self.words("bash", "-c", script),
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-            check=False,
-            timeout=SCRIPT_TIMEOUT_S,
-            env={"PATH": SYSTEM_PATH, "HOME": "/root", "LANG": os.environ.get("LANG", "C.UTF-8")}
-            | dict(environment or {}),
-        )
-
-    def write_program(self, path: Path, text: str) -> None:
-        """A script there, such as in /usr/local/bin."""
-        done = subprocess.run(
-            self.words("sh", "-c", f"cat > {path} && chmod 0755 {path}"), input=text, text=True, check=False
-        )
-        assert done.returncode == 0
+    script = (FOLDERS + more).format(base=base)
+    done = subprocess.run(
+        ["nsenter", f"--mount=/proc/{supervisor_pid}/ns/mnt", "--wd=/", "bash", "-c", script],
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        check=False,
+        timeout=SCRIPT_TIMEOUT_S,
+        env={"PATH": SYSTEM_PATH},
+    )
+    assert done.returncode == 0, done.stdout
