@@ -45,7 +45,7 @@ myst_heading_anchors = 4  # made of the heading's words, as GitHub makes them
 myst_linkify_fuzzy_links = False
 smartquotes = False  # they would make one dash of the two of an option
 highlight_language = "text"  # of a block that names no language
-pygments_style = "friendly"
+pygments_style = "a11y-light"  # comes with the theme
 pygments_dark_style = "github-dark"
 
 html_theme = "furo"

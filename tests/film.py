@@ -26,7 +26,7 @@ LINE: Final = 24.4  # pixels of rich's pictures
 FRAME: Final = 48  # above and below the lines
 PLAYS_S, REST_S = 20, 6  # the last frame stays
 PAUSE: Final = 6  # a paragraph is read for as long as so many lines are printed
-FIRST: Final = 12  # lines that are there from the beginning, so that no frame is empty
+FIRST: Final = ROWS  # lines that are there from the beginning, so that no frame is empty
 BACKGROUND: Final = SVG_EXPORT_THEME.background_color.hex
 # Differs from run to run, or from machine to machine: times, the runtime, paths, and what cgroup v2 does not list.
 VOLATILE: Final = re.compile(

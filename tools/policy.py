@@ -8,6 +8,7 @@ import msgspec
 from nri_gpu.policy.document import LISTS, SECTIONS, file_type, section_help
 from nri_gpu.policy.forms import settings_of
 from tools.files import ROOT, Files
+from tools.reference import linked
 
 SCHEMA = ROOT / "config" / "policy.schema.json"
 MANUAL = ROOT / "docs" / "reference" / "policy.md"
@@ -26,7 +27,7 @@ def schema_text() -> str:
 def reference() -> str:
     """Return one heading and one table per section, then one per array of tables."""
     lines = [line for section in SECTIONS for line in _section(section)]
-    return "\n".join([*lines, *(line for name in LISTS for line in _list(name))])
+    return linked("\n".join([*lines, *(line for name in LISTS for line in _list(name))]))
 
 
 def _section(section: str) -> Iterator[str]:

@@ -5,6 +5,7 @@ A diagram's text is a .dot file in docs/diagrams, or a table of the program.
 
 from __future__ import annotations
 
+import re
 import subprocess
 from collections import defaultdict
 from collections.abc import Iterator
@@ -73,9 +74,14 @@ def _spelled(argument: Argument) -> str:
     return ", ".join(f"`{flag}`" for flag in argument.flags) + (f" `{value}`" if value else "")
 
 
+def linked(text: str) -> str:
+    """Return a text of a page in docs/reference, in which the manual's pages are links."""
+    return re.sub(r"(?<![\w/])docs/([\w/-]+\.md)", r"[\1](../\1)", text)
+
+
 def _text(line: str) -> str:
-    """Escape for Markdown what looks like a tag or emphasis."""
-    return "".join(f"\\{letter}" if letter in "<>*_[]" else letter for letter in line)
+    """Escape for Markdown what looks like a tag or emphasis, and link pages."""
+    return linked("".join(f"\\{letter}" if letter in "<>*_[]" else letter for letter in line))
 
 
 def _cell(line: str) -> str:
